@@ -5,7 +5,7 @@
  * Sliding-window layers never grow: each request owns one ring of ring_pages pages, and position p
  * lives in ring page (p / S) % ring_pages, so that a ring is read exactly like a page table that
  * wraps around. A decode worker needs ring_pages * S >= window; a prefill worker, which writes a
- * whole chunk before it attends, needs ring_pages * S >= window + chunk.
+ * whole chunk before it attends, needs ring_pages * S >= window - 1 + chunk.
  *
  * One region per rank, all sizes in elements of elt_bytes:
  *
@@ -18,6 +18,7 @@
 #ifndef TANDEM_COMMON_KV_LAYOUT_H
 #define TANDEM_COMMON_KV_LAYOUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,11 +46,20 @@ typedef struct td_kv_geometry {
     uint64_t region_bytes;                /* of one rank */
 } td_kv_geometry;
 
-/* Fill *g for a model split over tp ranks. TD_INVALID: tp does not divide the kv heads, or a size
- * overflows; the text has the numbers. */
+/* Fill *g for a model split over tp ranks. TD_INVALID, leaving *g alone: tp does not divide the kv
+ * heads, a ring cannot hold the window, or a size overflows; the text has the numbers. */
 TD_MUST_CHECK td_status td_kv_geometry_init(td_kv_geometry *g, const td_model_config *c, int32_t tp,
                                             td_kv_dtype dtype, uint32_t n_pages, uint32_t n_rings,
                                             uint32_t ring_pages, td_error *err);
+
+/* The geometry of a peer that serves the same model with another split and other pools (*own may be
+ * *peer). Errors as above: what a peer claims may not fit the model. */
+TD_MUST_CHECK td_status td_kv_geometry_peer(td_kv_geometry *peer, const td_kv_geometry *own,
+                                            int32_t tp, uint32_t n_pages, uint32_t n_rings,
+                                            uint32_t ring_pages, td_error *err);
+
+/* Pages in the pool of this layer's kind: n_pages, or n_rings * ring_pages. */
+uint32_t td_kv_pool_pages(const td_kv_geometry *g, int32_t layer);
 
 /* Byte offset in a rank's region of element 0 of (layer, local head, side 0 key / 1 value, page,
  * row). page counts in the pool of the layer's kind: for a window layer, ring * ring_pages + i. */
@@ -64,6 +74,9 @@ uint32_t td_kv_pages_for(uint64_t n_positions);
 
 /* Ring pages for a worker that writes up to `chunk` positions before it attends (decode: 1). */
 uint32_t td_kv_ring_pages(int32_t window, int32_t chunk);
+
+/* Page, in the pool of the window layers, where `ring` keeps position pos. */
+uint32_t td_kv_ring_page(const td_kv_geometry *g, uint32_t ring, int32_t pos);
 
 /* First position that a window layer still needs once n positions are in the cache and the next
  * query is position n: max(0, n - (window - 1)). */
