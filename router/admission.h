@@ -1,0 +1,33 @@
+/* admission: how much work may be inside the router at once, by requests and by tokens.
+ *
+ * Past a bound the answer is 429 at once, with a Retry-After from the rate at which work has been
+ * leaving lately. Owned by the loop's thread; time is passed in. */
+#ifndef TANDEM_ROUTER_ADMISSION_H
+#define TANDEM_ROUTER_ADMISSION_H
+
+#include <stdint.h>
+
+#include "common/clock.h"
+#include "common/status.h"
+
+typedef struct admission {
+    uint32_t max_requests; /* admitted and not yet left */
+    uint64_t max_tokens;   /* sum of prompt + max_tokens over them */
+    uint32_t requests;
+    uint64_t tokens;
+    uint64_t refused;  /* since start */
+    double leave_rate; /* requests per second, exponentially weighted */
+    td_usec last_leave;
+} admission;
+
+void admission_init(admission *a, uint32_t max_requests, uint64_t max_tokens);
+
+/* Take a place for `tokens`. TD_BUSY: over a bound; *retry_s is what to tell the client, 1 .. 60.
+ * One request alone is admitted whatever its size: it can never fit better than now. */
+TD_MUST_CHECK td_status admission_enter(admission *a, uint64_t tokens, uint32_t *retry_s,
+                                        td_error *err);
+
+/* Give the place back, once. */
+void admission_leave(admission *a, uint64_t tokens, td_usec now);
+
+#endif

@@ -1,0 +1,135 @@
+#include "router/placement.h"
+
+#include <string.h>
+
+#include "common/kv_layout.h"
+
+uint32_t placement_pages(const placement_need *need)
+{
+    return td_kv_pages_for((uint64_t)need->prompt_tokens + need->max_tokens);
+}
+
+static bool is_named(const worker_view *w, const char *id)
+{
+    return id != NULL && id[0] != '\0' && strcmp(w->id, id) == 0;
+}
+
+static bool usable(const worker_view *w, worker_role role)
+{
+    return w->role == role && w->state == WORKER_READY && w->greeted;
+}
+
+static uint32_t minus(uint32_t a, uint32_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+static bool decode_has_room(const worker_view *w, uint32_t pages)
+{
+    return minus(w->pages_free, w->sent_pages) >= pages &&
+           minus(w->rings_free, w->sent_requests) > 0;
+}
+
+/* Compare shares a/b with c/d without dividing. */
+static int share_cmp(uint64_t a, uint64_t b, uint64_t c, uint64_t d)
+{
+    uint64_t left = a * (d ? d : 1), right = c * (b ? b : 1);
+
+    return left < right ? -1 : left > right;
+}
+
+static bool decode_better(const worker_view *a, const worker_view *b, uint32_t pages)
+{
+    uint64_t busy_a = (uint64_t)a->running + a->reserved + a->sent_requests;
+    uint64_t busy_b = (uint64_t)b->running + b->reserved + b->sent_requests;
+    int c = share_cmp(busy_a, a->max_batch, busy_b, b->max_batch);
+
+    if (c == 0)
+        c = share_cmp(a->pages_total - minus(a->pages_free, a->sent_pages + pages), a->pages_total,
+                      b->pages_total - minus(b->pages_free, b->sent_pages + pages), b->pages_total);
+    return c < 0 || (c == 0 && strcmp(a->id, b->id) < 0);
+}
+
+static bool prefill_better(const worker_view *a, const worker_view *b)
+{
+    uint64_t qa = a->queued_tokens + a->sent_tokens, qb = b->queued_tokens + b->sent_tokens;
+
+    return qa < qb || (qa == qb && strcmp(a->id, b->id) < 0);
+}
+
+/* The best decode worker with room; `avoid` is looked at only if nothing else is there. *largest is
+ * the biggest pool among usable workers, 0 if there is none. */
+static const worker_view *choose_decode(const worker_view *view, size_t n, uint32_t pages,
+                                        const char *avoid, uint32_t *largest)
+{
+    const worker_view *best = NULL, *fallback = NULL;
+
+    *largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        const worker_view *w = &view[i];
+
+        if (!usable(w, WORKER_DECODE))
+            continue;
+        if (w->pages_total > *largest)
+            *largest = w->pages_total;
+        if (!decode_has_room(w, pages))
+            continue;
+        if (is_named(w, avoid))
+            fallback = w;
+        else if (best == NULL || decode_better(w, best, pages))
+            best = w;
+    }
+    return best != NULL ? best : fallback;
+}
+
+static const worker_view *choose_prefill(const worker_view *view, size_t n, uint32_t tokens,
+                                         const char *avoid, uint32_t *longest)
+{
+    const worker_view *best = NULL, *fallback = NULL;
+
+    *longest = 0;
+    for (size_t i = 0; i < n; i++) {
+        const worker_view *w = &view[i];
+
+        if (!usable(w, WORKER_PREFILL))
+            continue;
+        if (w->max_prompt_tokens > *longest)
+            *longest = w->max_prompt_tokens;
+        if (w->max_prompt_tokens < tokens)
+            continue;
+        if (is_named(w, avoid))
+            fallback = w;
+        else if (best == NULL || prefill_better(w, best))
+            best = w;
+    }
+    return best != NULL ? best : fallback;
+}
+
+td_status placement_choose(const worker_view *view, size_t n, const placement_need *need,
+                           placement *out, td_error *err)
+{
+    uint32_t pages = placement_pages(need), largest, longest;
+    const worker_view *d = choose_decode(view, n, pages, need->avoid_decode, &largest);
+    const worker_view *p =
+        choose_prefill(view, n, need->prompt_tokens, need->avoid_prefill, &longest);
+
+    if (largest == 0)
+        return td_fail(err, TD_UNAVAILABLE, "no decode worker is ready");
+    if (longest == 0)
+        return td_fail(err, TD_UNAVAILABLE, "no prefill worker is ready");
+    if (pages > largest)
+        return td_fail(
+            err, TD_INVALID,
+            "prompt of %u tokens and %u more need %u KV pages; the largest decode worker "
+            "has %u (%u tokens)",
+            need->prompt_tokens, need->max_tokens, pages, largest,
+            largest * (uint32_t)TD_PAGE_TOKENS);
+    if (need->prompt_tokens > longest)
+        return td_fail(err, TD_INVALID, "prompt of %u tokens; the largest prefill worker takes %u",
+                       need->prompt_tokens, longest);
+    if (d == NULL)
+        return td_fail(err, TD_BUSY, "no decode worker has %u free KV pages now", pages);
+    td_assert(p != NULL);
+    *out = (placement){.decode = d, .prefill = p};
+    return TD_OK;
+}
