@@ -1,0 +1,33 @@
+/* generation: what a client asked for, whatever door it came through. Filled and checked field by
+ * field by openai.c; read-only from then on. Owns its chat and its copies of text. */
+#ifndef TANDEM_ROUTER_GENERATION_H
+#define TANDEM_ROUTER_GENERATION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "router/chat.h"
+
+enum { GENERATION_MAX_STOPS = 4 };
+
+typedef struct generation {
+    chat chat;
+    td_slice model;    /* as the client named it; memory of the chat */
+    float temperature; /* 0 .. 2; default 1 */
+    float top_p;       /* (0, 1]; default 1 */
+    int32_t top_k;     /* 0: off */
+    bool has_seed;
+    uint64_t seed;       /* when !has_seed the request draws one */
+    uint32_t max_tokens; /* 0: as many as the context has room for */
+    td_slice stop[GENERATION_MAX_STOPS];
+    size_t n_stop;
+    bool ignore_eos; /* load tests: go on past the stop tokens, to max_tokens */
+
+    bool stream; /* how the answer goes out; of no interest to the request itself */
+    bool include_usage;
+} generation;
+
+void generation_init(generation *g);
+void generation_free(generation *g); /* NULL is fine */
+
+#endif
