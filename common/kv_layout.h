@@ -29,6 +29,12 @@ enum { TD_PAGE_TOKENS = 64 };
 
 typedef enum td_kv_dtype { TD_KV_BF16 = 0, TD_KV_F32 = 1 } td_kv_dtype;
 
+/* Consecutive pages of the full layers' pool. Fewer and longer extents mean fewer, larger puts. */
+typedef struct td_kv_extent {
+    uint32_t first; /* page number */
+    uint32_t count; /* pages, at least 1 */
+} td_kv_extent;
+
 typedef struct td_kv_geometry {
     int32_t n_layers;
     int32_t n_kv_heads; /* of the whole model */

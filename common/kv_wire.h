@@ -1,0 +1,115 @@
+/* kv_wire: the two ends of the KV transfer over UCX.
+ *
+ * A decode worker opens one sink. It maps every rank's region once and hands out a descriptor, an
+ * opaque text of bytes that travels in KvDestination. A prefill worker opens one source per rank
+ * and pushes through them (kv_push.h): one-sided puts straight into the sink's regions, a flush,
+ * and a notice as an active message.
+ *
+ * Threads: a sink has one progress thread, which owns its UCX worker and calls on_notice. A source
+ * has one thread, which owns its UCX worker and its endpoints, one per decode worker, kept between
+ * requests. All functions here are thread-safe unless they say otherwise.
+ *
+ * Failure: both ends run in UCX's peer failure mode. A peer that dies is noticed within about the
+ * keepalive time; one that freezes is given up by a timeout of ours. The endpoint is then closed by
+ * force and its requests awaited before anyone is told, so after that no put of this side lands any
+ * more, except what a TCP peer's kernel has already taken in: see td_kv_sink_settle(). */
+#ifndef TANDEM_COMMON_KV_WIRE_H
+#define TANDEM_COMMON_KV_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/buf.h"
+#include "common/clock.h"
+#include "common/kv_layout.h"
+#include "common/kv_notice.h"
+#include "common/status.h"
+
+typedef struct td_kv_sink td_kv_sink;
+typedef struct td_kv_source td_kv_source;
+struct td_event;
+
+enum { TD_KV_MAX_RANKS = 64 };
+
+typedef enum td_kv_memory { TD_KV_HOST = 0, TD_KV_CUDA = 1 } td_kv_memory;
+
+/* A rank's KV memory; it must outlive the sink or source that maps it. */
+typedef struct td_kv_region {
+    void *base;
+    uint64_t bytes;
+    td_kv_memory memory;
+    int32_t device; /* CUDA device of the memory; not used for host memory */
+} td_kv_region;
+
+/* Zero-initialise for the defaults. Strings are copied. */
+typedef struct td_kv_wire_options {
+    const char *transport;   /* "auto" (NULL), "shm" or "tcp"; both ends must agree or be "auto" */
+    const char *net_devices; /* as UCX names them ("mlx5_0:1,eth0"); NULL: all */
+    td_usec keepalive_us;    /* a dead peer is noticed in about this; 0: 1 s */
+    /* Source only. */
+    uint64_t min_bytes_per_s; /* give up on a peer when the bytes in flight take more than ten times
+                               * as long as at this rate, and 500 ms; 0: 100 MB/s */
+    bool verify;              /* digest what is put (kv_plan.h), host memory only; slow */
+    uint32_t fail_put_number; /* for fault tests: this put of each push (from 1) does not post */
+    /* Makes `device` current on the calling thread; NULL with host memory. Called before memory is
+     * mapped, keys are unpacked or puts are posted. */
+    void (*use_device)(int32_t device);
+    void (*wait_event)(
+        struct td_event *ready); /* td_event_wait; may be NULL if events always are */
+} td_kv_wire_options;
+
+/* ------------------------------------------------------------------ decode side */
+
+/* Called on the progress thread for each valid notice, whatever request it names; must not block
+ * and must not call into the sink. */
+typedef void (*td_kv_on_notice)(void *user, const td_kv_notice *n);
+
+/* Map regions[0..n_ranks) and listen. wire_hash is td_kv_wire_hash() of the model: a source with
+ * another one refuses the descriptor. TD_INVALID: an option or region is wrong. TD_UNAVAILABLE: UCX
+ * has no such transport here. TD_NOMEM. */
+TD_MUST_CHECK td_status td_kv_sink_open(const td_kv_wire_options *opt, uint64_t wire_hash,
+                                        const td_kv_region *regions, int32_t n_ranks,
+                                        td_kv_on_notice on_notice, void *user, td_kv_sink **out,
+                                        td_error *err);
+
+/* What sources need to reach this sink; valid until close, the same for all requests. */
+td_slice td_kv_sink_descriptor(const td_kv_sink *s);
+
+/* Block until everything that had reached this host for the sink before the call is in memory.
+ * Before reusing pages whose source will never report (it died, or gave this worker up): its last
+ * puts may still sit in a socket. Milliseconds; not from on_notice. */
+void td_kv_sink_settle(td_kv_sink *s);
+
+/* Stop the thread, unmap. No callback runs after it returns. NULL is fine. */
+void td_kv_sink_close(td_kv_sink *s);
+
+/* A descriptor taken apart: slices point into the bytes given. */
+typedef struct td_kv_descriptor {
+    uint64_t wire_hash;
+    uint32_t ucx_version; /* major << 16 | minor */
+    td_slice address;
+    int32_t n_ranks;
+    struct td_kv_remote {
+        uint64_t base, bytes;
+        td_kv_memory memory;
+        td_slice rkey;
+    } rank[TD_KV_MAX_RANKS];
+} td_kv_descriptor;
+
+/* TD_INVALID: cut short, altered, of another version, or sizes that do not fit. */
+TD_MUST_CHECK td_status td_kv_descriptor_parse(td_slice bytes, td_kv_descriptor *out,
+                                               td_error *err);
+
+/* ------------------------------------------------------------------ prefill side */
+
+/* Map one rank's region for pushing. *g is copied. Errors as td_kv_sink_open(). */
+TD_MUST_CHECK td_status td_kv_source_open(const td_kv_wire_options *opt, const td_kv_geometry *g,
+                                          int32_t rank, const td_kv_region *region,
+                                          td_kv_source **out, td_error *err);
+
+/* Cancels pushes that are still open and waits for them (their on_done runs), then closes the
+ * endpoints. NULL is fine. Not from on_done. */
+void td_kv_source_close(td_kv_source *s);
+
+#endif
