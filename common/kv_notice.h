@@ -59,6 +59,7 @@ typedef struct td_kv_arrival {
     uint32_t puts;
     int32_t first_token;
     uint32_t index;
+    bool has_token;  /* a source has reported OK */
     bool has_digest; /* every notice so far had one */
 } td_kv_arrival;
 
