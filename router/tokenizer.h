@@ -31,7 +31,7 @@ void tokenizer_close(tokenizer *t);
 
 /* Append the ids of text[0..n) to out. Text that spells a special token is text. Each maximal
  * invalid part of UTF-8 counts as U+FFFD; NUL is a character like others. On failure out is as it
- * was. TD_TOOLARGE: n is 2 GiB or more. TD_NOMEM. */
+ * was. TD_TOOLARGE: n is over some 700 MB. TD_NOMEM. */
 TD_MUST_CHECK td_status tokenizer_encode(const tokenizer *t, const char *text, size_t n,
                                          td_tokens *out, td_error *err);
 
@@ -56,8 +56,8 @@ int32_t tokenizer_vocab(const tokenizer *t);
 /* Length in bytes of the longest piece, special names included. */
 size_t tokenizer_max_piece(const tokenizer *t);
 
-/* Append the bytes of ids[0..n) to out: the exact inverse of encoding valid UTF-8. TD_INVALID: an id
- * without a piece; out is then as it was. TD_NOMEM likewise. */
+/* Append the bytes of ids[0..n) to out: the exact inverse of encoding valid UTF-8. TD_INVALID: an
+ * id without a piece; out is then as it was. TD_NOMEM likewise. */
 TD_MUST_CHECK td_status tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n,
                                          td_buf *out, td_error *err);
 

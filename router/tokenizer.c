@@ -1,0 +1,344 @@
+/* Encoding is three layers: valid UTF-8 (a copy is made only for text that is not), pieces
+ * (pretokenize), tokens of a piece (one lookup for a piece that is a token, else bpe). There is no
+ * cache of words: the lookup of a whole piece is one, and it needs no lock.
+ *
+ * Merging a token's own bytes does not always give that token. Where the vocabulary does not say
+ * that whole pieces come first, direct[] remembers for which tokens it does, so that the lookup can
+ * still be used for them. */
+#include "router/tokenizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/json_file.h"
+#include "router/bpe.h"
+#include "router/merges.h"
+#include "router/pretokenize.h"
+#include "router/vocab.h"
+
+struct tokenizer {
+    vocab v;
+    merges m;
+    uint8_t *direct; /* a bit a token; NULL: all */
+};
+
+static td_status find_file(const char *path, td_buf *file, td_error *err)
+{
+    struct stat info;
+
+    td_buf_str(file, path);
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        td_buf_str(file, "/tokenizer.json");
+    return file->oom ? td_fail(err, TD_NOMEM, "no memory for a path") : TD_OK;
+}
+
+static bool ends_with(const td_buf *b, const char *suffix)
+{
+    size_t n = strlen(suffix);
+
+    return b->len >= n && memcmp(b->ptr + b->len - n, suffix, n) == 0;
+}
+
+static td_status fill_direct(tokenizer *t, td_error *err)
+{
+    bpe_scratch scratch = {0};
+    td_tokens ids = {0};
+    td_status st = TD_OK;
+
+    t->direct = calloc((size_t)t->v.n_ordinary / 8 + 1, 1);
+    if (t->direct == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for %d tokens", t->v.n_ordinary);
+    for (int32_t id = 0; st == TD_OK && id < t->v.n_ordinary; id++) {
+        td_slice p = vocab_bytes(&t->v, id);
+
+        ids.len = 0;
+        st = bpe_merge(&t->v, &t->m, &scratch, (const unsigned char *)p.ptr, p.len, &ids, err);
+        if (st == TD_OK && ids.len == 1)
+            t->direct[id / 8] |= (uint8_t)(1u << id % 8);
+    }
+    bpe_scratch_fini(&scratch);
+    td_tokens_free(&ids);
+    return st;
+}
+
+static td_status load(tokenizer *t, const td_buf *file, td_error *err)
+{
+    td_buf text = {0};
+    td_status st = td_file_read(file->ptr, VOCAB_MAX_FILE, &text, err);
+
+    if (st != TD_OK) {
+        td_buf_free(&text);
+        return st;
+    }
+    if (ends_with(file, ".tiktoken"))
+        st = vocab_load_o200k(&t->v, text.ptr, text.len, err);
+    else
+        st = vocab_load_json(&t->v, text.ptr, text.len, err);
+    td_buf_free(&text); /* before the tables are built: it is the largest thing here */
+    if (st == TD_OK)
+        st = merges_fill(&t->m, &t->v, err);
+    if (st == TD_OK && !t->m.whole_piece_first)
+        st = fill_direct(t, err);
+    free(t->v.merges);
+    t->v.merges = NULL;
+    return st == TD_OK ? TD_OK : td_wrap(err, "%s", td_path_tail(file->ptr));
+}
+
+td_status tokenizer_open(const char *path, tokenizer **out, td_error *err)
+{
+    tokenizer *t = calloc(1, sizeof *t);
+    td_buf file = {0};
+    td_status st;
+
+    if (t == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for a tokenizer");
+    st = find_file(path, &file, err);
+    if (st == TD_OK)
+        st = load(t, &file, err);
+    td_buf_free(&file);
+    if (st == TD_OK)
+        *out = t;
+    else
+        tokenizer_close(t);
+    return st;
+}
+
+void tokenizer_close(tokenizer *t)
+{
+    if (t == NULL)
+        return;
+    vocab_fini(&t->v);
+    merges_fini(&t->m);
+    free(t->direct);
+    free(t);
+}
+
+/* As td_utf8_valid(), but fast over ASCII, of which most text is. */
+static bool is_valid(const unsigned char *s, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n) {
+        uint64_t eight;
+        int len;
+
+        if (n - i >= sizeof eight) {
+            memcpy(&eight, s + i, sizeof eight);
+            if ((eight & 0x8080808080808080u) == 0) {
+                i += sizeof eight;
+                continue;
+            }
+        }
+        if (s[i] < 0x80) {
+            i++;
+            continue;
+        }
+        len = td_utf8_next(s + i, n - i);
+        if (len <= 0)
+            return false;
+        i += (size_t)len;
+    }
+    return true;
+}
+
+/* A copy with each maximal invalid part replaced, as the Unicode standard has it in chapter 3.9. */
+static void make_valid(const unsigned char *s, size_t n, td_buf *out)
+{
+    size_t i = 0;
+
+    while (i < n) {
+        int len = td_utf8_next(s + i, n - i);
+        size_t bad = 1;
+
+        if (len > 0) {
+            td_buf_add(out, s + i, (size_t)len);
+            i += (size_t)len;
+            continue;
+        }
+        while (bad < n - i && td_utf8_next(s + i, bad + 1) == -2)
+            bad++;
+        td_buf_add(out, "\xef\xbf\xbd", 3);
+        i += bad;
+    }
+}
+
+static inline bool is_direct(const tokenizer *t, int32_t id)
+{
+    return t->direct == NULL || (t->direct[id / 8] >> id % 8 & 1) != 0;
+}
+
+static td_status encode_valid(const tokenizer *t, bpe_scratch *scratch, const char *text, size_t n,
+                              td_tokens *out, td_error *err)
+{
+    size_t at = 0;
+
+    while (at < n) {
+        size_t end = pretokenize_next(text, n, at);
+        int32_t id = vocab_find(&t->v, text + at, end - at);
+
+        if (id >= 0 && is_direct(t, id)) {
+            if (out->len < out->cap)
+                out->ptr[out->len++] = id;
+            else
+                td_tokens_push(out, id);
+        } else {
+            td_status st = bpe_merge(&t->v, &t->m, scratch, (const unsigned char *)text + at,
+                                     end - at, out, err);
+
+            if (st != TD_OK)
+                return st;
+        }
+        at = end;
+    }
+    if (out->oom)
+        return td_fail(err, TD_NOMEM, "no memory for the tokens of %zu bytes", n);
+    return TD_OK;
+}
+
+/* The next special name at or after from, the longest where several start; n when there is none. */
+static size_t next_special(const tokenizer *t, const char *text, size_t n, size_t from,
+                           const vocab_special **found)
+{
+    for (; from < n; from++) {
+        size_t longest = n - from < t->v.max_special ? n - from : t->v.max_special;
+
+        if (!t->v.special_starts[(unsigned char)text[from]])
+            continue;
+        for (size_t len = longest; len > 0; len--) {
+            *found = vocab_find_special(&t->v, text + from, len);
+            if (*found != NULL)
+                return from;
+        }
+    }
+    *found = NULL;
+    return n;
+}
+
+static td_status encode_with_names(const tokenizer *t, bpe_scratch *scratch, const char *text,
+                                   size_t n, td_tokens *out, td_error *err)
+{
+    td_status st = TD_OK;
+    size_t at = 0;
+
+    while (st == TD_OK && at < n) {
+        const vocab_special *special;
+        size_t end = next_special(t, text, n, at, &special);
+
+        st = encode_valid(t, scratch, text + at, end - at, out, err);
+        at = end;
+        if (st == TD_OK && special != NULL) {
+            td_tokens_push(out, special->id);
+            at += special->name.len;
+        }
+    }
+    if (st == TD_OK && out->oom)
+        st = td_fail(err, TD_NOMEM, "no memory for the tokens of %zu bytes", n);
+    return st;
+}
+
+typedef td_status encode_fn(const tokenizer *t, bpe_scratch *scratch, const char *text, size_t n,
+                            td_tokens *out, td_error *err);
+
+static td_status encode(const tokenizer *t, encode_fn *how, const char *text, size_t n,
+                        td_tokens *out, td_error *err)
+{
+    bpe_scratch scratch = {0};
+    td_buf copy = {0};
+    size_t before = out->len;
+    bool oom_before = out->oom;
+    td_status st;
+
+    if (n > INT32_MAX / 3) /* each bad byte may become three */
+        return td_fail(err, TD_TOOLARGE, "%zu bytes of text, at most %d can be encoded at once", n,
+                       INT32_MAX / 3);
+    if (!is_valid((const unsigned char *)text, n)) {
+        make_valid((const unsigned char *)text, n, &copy);
+        if (copy.oom) {
+            td_buf_free(&copy);
+            return td_fail(err, TD_NOMEM, "no memory for a copy of %zu bytes of text", n);
+        }
+        text = copy.ptr;
+        n = copy.len;
+    }
+    st = how(t, &scratch, text, n, out, err);
+    if (st != TD_OK) {
+        out->len = before;
+        out->oom = oom_before;
+    }
+    bpe_scratch_fini(&scratch);
+    td_buf_free(&copy);
+    return st;
+}
+
+td_status tokenizer_encode(const tokenizer *t, const char *text, size_t n, td_tokens *out,
+                           td_error *err)
+{
+    return encode(t, encode_valid, text, n, out, err);
+}
+
+td_status tokenizer_encode_special(const tokenizer *t, const char *text, size_t n, td_tokens *out,
+                                   td_error *err)
+{
+    return encode(t, encode_with_names, text, n, out, err);
+}
+
+int32_t tokenizer_special(const tokenizer *t, const char *name)
+{
+    const vocab_special *s = vocab_find_special(&t->v, name, strlen(name));
+
+    return s != NULL ? s->id : -1;
+}
+
+bool tokenizer_is_special(const tokenizer *t, int32_t id)
+{
+    return id >= t->v.n_ordinary && id < t->v.n_ids && vocab_bytes(&t->v, id).len > 0;
+}
+
+bool tokenizer_bytes(const tokenizer *t, int32_t id, td_slice *out)
+{
+    *out = (td_slice){0};
+    if (id < 0 || id >= t->v.n_ids)
+        return false;
+    *out = vocab_bytes(&t->v, id);
+    return out->len > 0;
+}
+
+int32_t tokenizer_vocab(const tokenizer *t)
+{
+    return t->v.n_ids;
+}
+
+size_t tokenizer_max_piece(const tokenizer *t)
+{
+    return t->v.max_piece;
+}
+
+td_status tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, td_buf *out,
+                           td_error *err)
+{
+    size_t before = out->len;
+    bool oom_before = out->oom;
+    td_status st = TD_OK;
+
+    for (size_t i = 0; i < n; i++) {
+        td_slice piece;
+
+        if (!tokenizer_bytes(t, ids[i], &piece)) {
+            st = td_fail(err, TD_INVALID, "token %zu of %zu is %d, which has no text: ids go to %d",
+                         i, n, ids[i], t->v.n_ids - 1);
+            break;
+        }
+        td_buf_add(out, piece.ptr, piece.len);
+    }
+    if (st == TD_OK && out->oom)
+        st = td_fail(err, TD_NOMEM, "no memory for the text of %zu tokens", n);
+    if (st != TD_OK) {
+        out->len = before;
+        out->oom = oom_before;
+        if (out->ptr != NULL)
+            out->ptr[before] = '\0';
+    }
+    return st;
+}
