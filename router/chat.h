@@ -139,4 +139,7 @@ void chat_keep_numbers(cJSON *root, const char *json, size_t n);
 /* A function name without one leading "functions.". */
 td_slice chat_bare_name(td_slice name);
 
+/* How many bytes of a client's text to show in an error: at most 80, no half character, no NUL. */
+int chat_shown(td_slice text);
+
 #endif
