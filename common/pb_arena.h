@@ -16,7 +16,7 @@
 
 #include "common/status.h"
 
-#define TD_PB_FACTOR ((size_t)8)
+#define TD_PB_FACTOR ((size_t)16) /* a step of 4096 one-token events, 16 bytes each, needs 11 */
 #define TD_PB_SLACK ((size_t)64 << 10)
 #define TD_PB_MAX ((size_t)64 << 20)
 
@@ -25,9 +25,9 @@ typedef struct td_pb_chunk td_pb_chunk;
 /* Fields are pb_arena.c's. Allocates nothing until it is used. */
 typedef struct td_pb_arena {
     ProtobufCAllocator allocator;
-    td_pb_chunk *chunks; /* the first is the one in use */
-    size_t used, cap;    /* bytes handed out for this message, and the bound */
-    bool over;           /* an allocation was refused for the bound */
+    td_pb_chunk *chunks;  /* the first is the one in use */
+    size_t used, cap;     /* bytes handed out for this message, and the bound */
+    bool over, no_memory; /* an allocation was refused for the bound; by malloc */
 } td_pb_arena;
 
 void td_pb_arena_init(td_pb_arena *a);

@@ -14,9 +14,9 @@
  * Callbacks run on the transport's few threads. They must not block, and must not call a *_close(),
  * rpc_client_call_wait() or rpc_push_flush() (asserted); everything else is allowed. Post to a
  * mailbox and return. Bytes given to a callback live until it returns, unless said otherwise. A
- * callback may run before the *_open() that named it returned, and none runs after *_close()
- * returned. Events and messages of one push or pull, and on_peer of one client or server, never run
- * at the same time as each other; requests and replies do.
+ * callback may run before the *_open() that named it returned, but *out is set by then; none runs
+ * after *_close() returned. Messages and events of one push or pull never run at the same time, nor
+ * do on_peer of one client or server; requests and replies do.
  *
  * *_close() is called by the owner, once, when no other thread uses the object and the caller holds
  * no lock that a callback takes. NULL is fine. A size, count or time of 0 in options means the
@@ -142,7 +142,8 @@ const char *rpc_push_url(const rpc_push *p); /* as rpc_server_url() when it list
  * lives on), TD_NOMEM, TD_CANCELED. */
 TD_MUST_CHECK td_status rpc_push_send(rpc_push *p, const void *bytes, size_t n, td_error *err);
 
-/* Make a dead push usable again, empty. From any thread. An on_dead not yet called is not. */
+/* Make a dead push usable again, empty. From any thread; best in on_dead or after it, which may
+ * otherwise still come for the death that was reset. */
 void rpc_push_reset(rpc_push *p);
 
 /* Messages and bytes waiting, the one being sent included. From any thread; either may be NULL. */
@@ -156,7 +157,8 @@ TD_MUST_CHECK td_status rpc_push_flush(rpc_push *p, uint32_t timeout_ms);
 typedef struct rpc_pull rpc_pull;
 
 typedef struct rpc_pull_options {
-    const char *url;          /* listened on */
+    const char *url;          /* listened on: several pushers may connect */
+    bool dial;                /* dialled instead, for a push that listens */
     size_t max_message_bytes; /* RPC_MAX_MESSAGE_BYTES; a peer that sends more is disconnected */
     /* Messages of one peer come in its order. peer tells the connections apart, and is never used
      * again within a process's useful life. */
@@ -168,7 +170,7 @@ typedef struct rpc_pull_options {
 
 TD_MUST_CHECK td_status rpc_pull_open(const rpc_pull_options *opt, rpc_pull **out, td_error *err);
 void rpc_pull_close(rpc_pull *p);
-const char *rpc_pull_url(const rpc_pull *p);
+const char *rpc_pull_url(const rpc_pull *p); /* as rpc_server_url() when it listens */
 
 /* Take no more messages until resumed: senders' queues fill instead of ours. From any thread, also
  * in on_message; from elsewhere one more message may come. */
