@@ -45,6 +45,49 @@ typedef struct td_worker_options {
 extern const char *const td_backend_words[],
     *const td_kv_dtype_words[], *const td_kv_transport_words[], *const td_log_level_words[];
 
+/* The table rows that fill `worker` in a program's settings struct T. */
+#define TD_WORKER_OPTIONS(T)                                                                       \
+    {"model", TD_OPT_STR, offsetof(T, worker.model), NULL, 0, 0,                                   \
+     "Checkpoint folder: config.json, safetensors, in Hugging Face's or OpenAI's layout.", NULL},  \
+        {"model-name", TD_OPT_STR, offsetof(T, worker.model_name), "", 0, 0,                       \
+         "Name of the model for clients. Empty: the folder's name.", NULL},                        \
+        {"random-weights", TD_OPT_STR, offsetof(T, worker.random_weights), "", 0, 0,               \
+         "A seed: make weights of config.json's shapes from it instead of reading tensors.", NULL}, \
+        {"backend", TD_OPT_ENUM, offsetof(T, worker.backend), "cpu", 0, 0,                         \
+         "Where the model is computed.", td_backend_words},                                        \
+        {"tp", TD_OPT_U32, offsetof(T, worker.tp), "1", 1, 64,                                     \
+         "Ranks: attention heads are split over them.", NULL},                                     \
+        {"ep", TD_OPT_U32, offsetof(T, worker.ep), "0", 0, 64,                                     \
+         "Expert groups; divides --tp. Ranks of a group split each expert. 0: as many as --tp.",   \
+         NULL},                                                                                    \
+        {"threads", TD_OPT_U32, offsetof(T, worker.threads), "0", 0, 1024,                         \
+         "Compute threads of the CPU backend, over all ranks. 0: all usable cores.", NULL},        \
+        {"kv-dtype", TD_OPT_ENUM, offsetof(T, worker.kv_dtype), "bf16", 0, 0,                      \
+         "Element type of the KV-cache; the same on all workers.", td_kv_dtype_words},             \
+        {"kv-transport", TD_OPT_ENUM, offsetof(T, worker.kv_transport), "auto", 0, 0,              \
+         "How KV crosses between workers: auto lets UCX choose among all it has.",                 \
+         td_kv_transport_words},                                                                   \
+        {"listen", TD_OPT_STR, offsetof(T, worker.listen), "tcp://127.0.0.1:0", 0, 0,              \
+         "Address for routers' requests; port 0 picks a free one.", NULL},                         \
+        {"advertise", TD_OPT_STR, offsetof(T, worker.advertise), "", 0, 0,                         \
+         "URL at which routers reach this worker. Empty: what --listen bound, with this host's "   \
+         "name where that is a wildcard.",                                                         \
+         NULL},                                                                                    \
+        {"router", TD_OPT_LIST, offsetof(T, worker.routers), "tcp://127.0.0.1:7001", 1,            \
+         TD_MAX_LINKS, "Workers' ports of the routers, comma separated.", NULL},                   \
+        {"worker-id", TD_OPT_STR, offsetof(T, worker.worker_id), "", 0, 0,                         \
+         "Unique name, stable over restarts. Empty: role, host name and RPC port.", NULL},         \
+        {"admin-listen", TD_OPT_STR, offsetof(T, worker.admin_listen), "", 0, 0,                   \
+         "host:port for /health, /ready and /metrics. Empty: none.", NULL},                        \
+        {"heartbeat", TD_OPT_DURATION_MS, offsetof(T, worker.heartbeat_ms), "500ms", 20, 60000,    \
+         "Between reports to routers; four missed ones are death.", NULL},                         \
+        {"drain", TD_OPT_DURATION_MS, offsetof(T, worker.drain_ms), "10m", 0, 86400000,            \
+         "After SIGTERM, how long running work may take to finish.", NULL},                        \
+    {                                                                                              \
+        "log-level", TD_OPT_ENUM, offsetof(T, worker.log_level), "info", 0, 0,                     \
+            "How much is logged.", td_log_level_words                                              \
+    }
+
 typedef struct td_worker td_worker;
 
 typedef struct td_worker_callbacks {
@@ -67,6 +110,13 @@ typedef struct td_model_identity {
     uint64_t config_hash, checkpoint_hash, kv_wire_hash;
     int32_t vocab, max_positions;
 } td_model_identity;
+
+/* How many full-layer pages fit into memory_bytes (all ranks together) beside `rings` window rings,
+ * for a worker that writes `chunk` positions before it attends. TD_INVALID: not one; the text says
+ * how much is needed. Reads config.json only. */
+TD_MUST_CHECK td_status td_worker_kv_pages(const td_worker_options *opt, uint64_t memory_bytes,
+                                           uint32_t rings, uint32_t chunk, uint32_t *pages,
+                                           uint32_t *ring_pages, td_error *err);
 
 /* Load the model that opt names (config, checkpoint or random weights) with the KV pool given, and
  * produce one token as a self-test. Logs a line per phase with its time. */

@@ -15,6 +15,7 @@ typedef struct workers workers;
 typedef struct workers_callbacks {
     void (*on_tokens)(void *user, const Tandem__TokenEvent *e);
     void (*on_prefill)(void *user, const Tandem__PrefillEvent *e);
+    void (*on_transfer)(void *user, const Tandem__TransferEvent *e);
     /* Everything that this worker held for us is lost: it died, restarted, or messages are missing.
      * Called after the registry has been brought up to date. */
     void (*on_lost)(void *user, const char *worker_id, uint64_t incarnation, const char *why);

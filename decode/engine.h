@@ -1,0 +1,38 @@
+/* engine: the decode worker's thread. It owns the pool, the reservations, the scheduler and the
+ * model; everybody else talks to it by engine_*() calls, which only post to its mailbox. */
+#ifndef TANDEM_DECODE_ENGINE_H
+#define TANDEM_DECODE_ENGINE_H
+
+#include "common/kv_wire.h"
+#include "common/metrics.h"
+#include "common/model.h"
+#include "common/worker.h"
+#include "decode/config.h"
+
+typedef struct engine engine;
+
+typedef struct engine_options {
+    const decode_config *config; /* outlives the engine */
+    td_model *model;
+    td_metrics *metrics;
+} engine_options;
+
+TD_MUST_CHECK td_status engine_create(const engine_options *opt, engine **out, td_error *err);
+void engine_free(engine *e); /* after engine_run() and engine_detach(); NULL is fine */
+
+/* What the engine sends through and receives from; set before engine_run(). */
+void engine_attach(engine *e, td_worker *worker, td_kv_sink *sink);
+/* No more sink: nothing can be written into pages any more. After engine_run(). */
+void engine_detach(engine *e);
+
+/* The callbacks for td_worker_start() and td_kv_sink_open(); user is the engine. */
+extern const td_worker_callbacks engine_worker_callbacks;
+void engine_on_notice(void *user, const td_kv_notice *n);
+
+/* Take no new requests, finish what is here, then return from engine_run(). Any thread. */
+void engine_drain(engine *e);
+
+/* Run until drained (TD_OK), or until the model fails. The caller's thread becomes the engine's. */
+TD_MUST_CHECK td_status engine_run(engine *e, td_error *err);
+
+#endif

@@ -1,0 +1,165 @@
+/* scheduler: requests join between steps, run to their end, and leave others alone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "decode/scheduler.h"
+
+enum { BATCH = 3, STOP = 99 };
+
+static uint32_t page0;
+
+/* A landed reservation, as reservation.c would leave it. */
+static reservation landed(uint64_t id, int32_t first, uint32_t max_tokens)
+{
+    reservation r = {.request = id,
+                     .prompt_tokens = 10,
+                     .max_tokens = max_tokens,
+                     .base_index = 5,
+                     .stops = {STOP},
+                     .n_stops = 1,
+                     .pages = &page0,
+                     .n_pages = 1,
+                     .state = RESERVATION_RUNNING};
+
+    r.arrival.first_token = first;
+    return r;
+}
+
+/* Run a step in which row i samples tokens[request]. */
+static void step(scheduler *s, const int32_t *token_of, sched_end *ends)
+{
+    const td_decode_step *p = scheduler_plan(s);
+
+    assert_non_null(p);
+    for (int32_t i = 0; i < p->n; i++)
+        p->out[i] = token_of[scheduler_row(s, i)->request];
+    scheduler_apply(s, ends);
+}
+
+static void test_scheduler_admits_in_order_as_places_come_free(void **state)
+{
+    scheduler *s;
+    reservation r[5];
+    sched_end ends[BATCH];
+    const int32_t tokens[5] = {1, 2, 3, 4, 5};
+
+    (void)state;
+    assert_int_equal(scheduler_create(BATCH, &s, NULL), TD_OK);
+    assert_null(scheduler_plan(s));
+    for (uint64_t i = 0; i < 5; i++) {
+        r[i] = landed(i, 1, i == 1 ? 3 : 100);
+        assert_int_equal(scheduler_admit(s, &r[i]), SCHED_GOES_ON);
+    }
+    step(s, tokens, ends);
+    assert_int_equal(scheduler_running(s), 3);
+    assert_int_equal(scheduler_waiting(s), 2);
+    step(s, tokens, ends); /* request 1 has its third token now */
+    assert_int_equal(ends[1], SCHED_LENGTH);
+    assert_false(r[1].in_batch);
+    step(s, tokens, ends);
+    assert_true(r[3].in_batch);
+    assert_false(r[4].in_batch);
+    scheduler_free(s);
+}
+
+static void test_scheduler_plan_names_position_token_and_draw(void **state)
+{
+    scheduler *s;
+    reservation r = landed(0, 42, 100);
+    const td_decode_step *p;
+    sched_end ends[BATCH];
+
+    (void)state;
+    assert_int_equal(scheduler_create(BATCH, &s, NULL), TD_OK);
+    assert_int_equal(scheduler_admit(s, &r), SCHED_GOES_ON);
+    p = scheduler_plan(s);
+    assert_int_equal(p->seqs[0].pos, 10);
+    assert_int_equal(p->tokens[0], 42);
+    assert_int_equal(p->sampling[0].index, 6); /* prefill drew number 5 */
+    p->out[0] = 43;
+    scheduler_apply(s, ends);
+    p = scheduler_plan(s);
+    assert_int_equal(p->seqs[0].pos, 11);
+    assert_int_equal(p->tokens[0], 43);
+    assert_int_equal(p->sampling[0].index, 7);
+    scheduler_free(s);
+}
+
+static void test_scheduler_a_first_token_that_ends_it_is_not_kept(void **state)
+{
+    scheduler *s;
+    reservation a = landed(0, STOP, 100), b = landed(1, 1, 1);
+
+    (void)state;
+    assert_int_equal(scheduler_create(BATCH, &s, NULL), TD_OK);
+    assert_int_equal(scheduler_admit(s, &a), SCHED_STOP);
+    assert_int_equal(scheduler_admit(s, &b), SCHED_LENGTH);
+    assert_null(scheduler_plan(s));
+    scheduler_free(s);
+}
+
+static void test_scheduler_stop_and_failure_end_only_their_own_row(void **state)
+{
+    scheduler *s;
+    reservation r[3];
+    sched_end ends[BATCH];
+    const int32_t tokens[3] = {STOP, -1, 7};
+
+    (void)state;
+    assert_int_equal(scheduler_create(BATCH, &s, NULL), TD_OK);
+    for (uint64_t i = 0; i < 3; i++) {
+        r[i] = landed(i, 1, 100);
+        assert_int_equal(scheduler_admit(s, &r[i]), SCHED_GOES_ON);
+    }
+    step(s, tokens, ends);
+    assert_int_equal(ends[0], SCHED_STOP);
+    assert_int_equal(ends[1], SCHED_FAILED);
+    assert_int_equal(ends[2], SCHED_GOES_ON);
+    assert_int_equal(scheduler_running(s), 1);
+    assert_int_equal(r[1].produced, 1); /* the failed draw is not a token */
+    scheduler_free(s);
+}
+
+static void test_scheduler_remove_finds_a_request_in_the_batch_or_waiting(void **state)
+{
+    scheduler *s;
+    reservation r[6];
+    sched_end ends[BATCH];
+    const int32_t tokens[6] = {1, 1, 1, 1, 1, 1};
+
+    (void)state;
+    assert_int_equal(scheduler_create(BATCH, &s, NULL), TD_OK);
+    for (uint64_t i = 0; i < 5; i++) {
+        r[i] = landed(i, 1, 100);
+        assert_int_equal(scheduler_admit(s, &r[i]), SCHED_GOES_ON);
+    }
+    step(s, tokens, ends);
+    scheduler_remove(s, &r[0]); /* in the batch */
+    scheduler_remove(s, &r[4]); /* last of the waiting: the list's end moves */
+    r[5] = landed(5, 1, 100);
+    assert_int_equal(scheduler_admit(s, &r[5]), SCHED_GOES_ON);
+    step(s, tokens, ends);
+    assert_true(r[3].in_batch);
+    assert_int_equal(scheduler_waiting(s), 1);
+    scheduler_remove(s, &r[1]);
+    step(s, tokens, ends);
+    assert_true(r[5].in_batch);
+    scheduler_free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_scheduler_admits_in_order_as_places_come_free),
+        cmocka_unit_test(test_scheduler_plan_names_position_token_and_draw),
+        cmocka_unit_test(test_scheduler_a_first_token_that_ends_it_is_not_kept),
+        cmocka_unit_test(test_scheduler_stop_and_failure_end_only_their_own_row),
+        cmocka_unit_test(test_scheduler_remove_finds_a_request_in_the_batch_or_waiting),
+    };
+
+    return cmocka_run_group_tests_name("scheduler", tests, NULL, NULL);
+}
