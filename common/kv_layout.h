@@ -39,11 +39,11 @@ typedef struct td_kv_geometry {
     int32_t n_layers;
     int32_t n_kv_heads; /* of the whole model */
     int32_t head_dim;
-    int32_t window;     /* positions a window layer sees, the query's own included */
-    int32_t tp;         /* ranks; K = n_kv_heads / tp */
+    int32_t window; /* positions a window layer sees, the query's own included */
+    int32_t tp;     /* ranks; K = n_kv_heads / tp */
     td_kv_dtype dtype;
-    uint32_t n_pages;   /* pages of the full layers' pool */
-    uint32_t n_rings;   /* requests that can hold a ring at once */
+    uint32_t n_pages; /* pages of the full layers' pool */
+    uint32_t n_rings; /* requests that can hold a ring at once */
     uint32_t ring_pages;
     bool windowed[TD_MAX_LAYERS];
     /* Derived by td_kv_geometry_init(): */

@@ -48,15 +48,14 @@ typedef struct td_kv_wire_options {
     const char *net_devices; /* as UCX names them ("mlx5_0:1,eth0"); NULL: all */
     td_usec keepalive_us;    /* a dead peer is noticed in about this; 0: 1 s */
     /* Source only. */
-    uint64_t min_bytes_per_s; /* give up on a peer when the bytes in flight take more than ten times
-                               * as long as at this rate, and 500 ms; 0: 100 MB/s */
+    td_usec stall_us; /* give up on a peer when nothing moves for this long, and ten times */
+    uint64_t min_bytes_per_s; /* what the bytes in flight take at this rate; 0: 500 ms, 100 MB/s */
     bool verify;              /* digest what is put (kv_plan.h), host memory only; slow */
     uint32_t fail_put_number; /* for fault tests: this put of each push (from 1) does not post */
-    /* Makes `device` current on the calling thread; NULL with host memory. Called before memory is
-     * mapped, keys are unpacked or puts are posted. */
+    void (*wait_event)(struct td_event *ready); /* td_event_wait; NULL when events always are */
+    /* Both ends: makes `device` current on the calling thread; NULL with host memory. Called before
+     * memory is mapped, keys are unpacked or puts are posted. */
     void (*use_device)(int32_t device);
-    void (*wait_event)(
-        struct td_event *ready); /* td_event_wait; may be NULL if events always are */
 } td_kv_wire_options;
 
 /* ------------------------------------------------------------------ decode side */

@@ -1,0 +1,545 @@
+/* kv_wire_source: a prefill rank's thread, its UCX worker and its endpoints.
+ *
+ * The thread runs the legs of all pushes (kv_push.c) oldest first, drives UCX, and sleeps when
+ * neither has anything to do. An endpoint is made for the first push to a decode worker and kept.
+ * Once anything goes wrong on it, it is closed by force and never used again: after a failed put
+ * nobody knows what arrived, and the next push gets a new one.
+ *
+ * A close comes in three steps, because UCX calls our error handler from inside progress, where
+ * closing is not allowed: kv_peer_fail() marks, peer_step() closes, and `closed` is set when UCX
+ * has given every request back. Legs wait for `closed` before they report: until then a put of
+ * theirs could still be read from, or land in, pages that someone would free. */
+#include "common/kv_wire_impl.h"
+
+#include "common/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SOURCE_TICK_MS = 500, /* with endpoints open: keepalive is done inside progress */
+    SOURCE_ROUNDS = 64,   /* of progress before the legs are looked at again */
+    PEER_IDLE_SECONDS = 60,
+    PEER_CLOSE_POLL_US = 1000,
+};
+
+/* ------------------------------------------------------------------ peers */
+
+static void peer_on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    (void)ep;
+    kv_peer_fail(arg, TD_UNAVAILABLE, "the decode worker's endpoint broke: UCX says: %s",
+                 ucs_status_string(status));
+}
+
+void kv_peer_fail(kv_peer *p, td_status code, const char *fmt, ...)
+{
+    char text[256];
+    va_list ap;
+
+    if (p->failed)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    p->failed = true;
+    td_fail(&p->why, code, "%s", text);
+    p->source->dirty = true;
+    td_warn("kv_peer_failed", "worker=%.*s rank=%d requests=%d reason=\"%s\"", (int)p->id_len,
+            p->key.ptr, p->source->rank, p->requests, text);
+}
+
+static td_status peer_connect(kv_peer *p, const td_kv_descriptor *d, td_error *err)
+{
+    td_kv_source *s = p->source;
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = (const ucp_address_t *)d->address.ptr,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = {.cb = peer_on_error, .arg = p},
+    };
+    ucs_status_t us = ucp_ep_create(s->ucx.worker, &params, &p->ep);
+
+    if (us != UCS_OK) {
+        p->ep = NULL;
+        return kv_ucx_fail(err, us, "KV transfer: no way to the decode worker by kv-transport %s",
+                           s->opt.transport);
+    }
+    if (s->opt.o.use_device)
+        s->opt.o.use_device(s->region.device);
+    for (int32_t i = 0; i < d->n_ranks; i++) {
+        us = ucp_ep_rkey_unpack(p->ep, d->rank[i].rkey.ptr, &p->rkey[i]);
+        if (us != UCS_OK)
+            return kv_ucx_fail(err, us, "KV transfer: the key of decode rank %d", i);
+        p->base[i] = d->rank[i].base;
+        p->n_ranks++;
+    }
+    return TD_OK;
+}
+
+static bool peer_key_make(td_buf *key, td_slice worker_id, uint64_t incarnation,
+                          td_slice descriptor)
+{
+    td_buf_add(key, worker_id.ptr, worker_id.len);
+    td_buf_add(key, &incarnation, sizeof incarnation);
+    td_buf_add(key, descriptor.ptr, descriptor.len);
+    return !key->oom;
+}
+
+td_status kv_peer_take(td_kv_source *s, td_slice worker_id, uint64_t incarnation,
+                       td_slice descriptor, kv_peer **out, td_error *err)
+{
+    td_kv_descriptor d;
+    td_buf key = {0};
+    td_status st = td_kv_descriptor_parse(descriptor, &d, err);
+
+    if (st != TD_OK)
+        return st;
+    if (!peer_key_make(&key, worker_id, incarnation, descriptor)) {
+        td_buf_free(&key);
+        return td_fail(err, TD_NOMEM, "KV transfer: no memory for an endpoint");
+    }
+    for (kv_peer *p = s->peers; p; p = p->next) {
+        if (p->failed || p->id_len != worker_id.len ||
+            memcmp(p->key.ptr, worker_id.ptr, worker_id.len) != 0)
+            continue;
+        if (p->key.len == key.len && memcmp(p->key.ptr, key.ptr, key.len) == 0) {
+            td_buf_free(&key);
+            p->legs++;
+            *out = p;
+            return TD_OK;
+        }
+        if (p->legs == 0)
+            p->failed = true; /* quietly: an earlier life of this worker */
+    }
+
+    kv_peer *p = calloc(1, sizeof *p);
+    if (!p) {
+        td_buf_free(&key);
+        return td_fail(err, TD_NOMEM, "KV transfer: no memory for an endpoint");
+    }
+    p->source = s;
+    p->key = key;
+    p->id_len = worker_id.len;
+    p->next = s->peers;
+    s->peers = p;
+    st = peer_connect(p, &d, err);
+    if (st != TD_OK) {
+        p->failed = true; /* in the list, so that what was opened gets closed */
+        s->dirty = true;
+        return st;
+    }
+    p->legs = 1;
+    *out = p;
+    return TD_OK;
+}
+
+void kv_peer_give(kv_peer *p)
+{
+    p->legs--;
+    p->idle_since = td_now_us();
+}
+
+const char *kv_peer_transport(kv_peer *p)
+{
+    if (!p->transport[0] && p->ep)
+        kv_ucx_transport(p->ep, p->transport);
+    return p->transport[0] ? p->transport : p->source->opt.transport;
+}
+
+/* ------------------------------------------------------------------ requests */
+
+static void op_count(kv_op *op, int sign)
+{
+    kv_peer *p = op->peer;
+
+    p->requests += sign;
+    if (op->is_put) {
+        p->bytes_in_flight += sign > 0 ? op->bytes : 0 - op->bytes;
+        p->source->bytes_in_flight += sign > 0 ? op->bytes : 0 - op->bytes;
+    }
+}
+
+static void op_done(kv_op *op, ucs_status_t status)
+{
+    kv_peer *p = op->peer;
+
+    op_count(op, -1);
+    p->moved_us = td_now_us();
+    p->source->dirty = true;
+    if (status == UCS_OK && !op->is_put && op->bytes > p->bytes_flushed)
+        p->bytes_flushed = op->bytes;
+    if (status != UCS_OK)
+        kv_peer_fail(p, TD_UNAVAILABLE, "a KV transfer failed: UCX says: %s",
+                     ucs_status_string(status));
+    op->on_done(op, status);
+}
+
+static void op_on_ucx(void *request, ucs_status_t status, void *user)
+{
+    ucp_request_free(request);
+    op_done(user, status);
+}
+
+static void op_begin(kv_peer *p, kv_op *op)
+{
+    op->peer = p;
+    if (p->requests == 0)
+        p->moved_us = td_now_us();
+    op_count(op, 1);
+}
+
+static td_status op_posted(kv_op *op, ucs_status_ptr_t r, const char *what, td_error *err)
+{
+    if (UCS_PTR_IS_ERR(r)) {
+        op_count(op, -1);
+        return kv_ucx_fail(err, UCS_PTR_STATUS(r), "KV transfer: %s", what);
+    }
+    if (r == NULL)
+        op_done(op, UCS_OK);
+    return TD_OK;
+}
+
+static ucp_request_param_t op_param(kv_op *op)
+{
+    return (ucp_request_param_t){
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb = {.send = op_on_ucx},
+        .user_data = op,
+    };
+}
+
+td_status kv_peer_put(kv_peer *p, kv_op *op, const td_kv_put *put, td_error *err)
+{
+    td_kv_source *s = p->source;
+    ucp_request_param_t param = op_param(op);
+
+    td_assert(put->dst_rank < p->n_ranks && put->src_offset + put->bytes <= s->region.bytes);
+    param.op_attr_mask |=
+        UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FLAG_MULTI_SEND;
+    param.memh = s->memh;
+    param.memory_type = kv_ucx_memory(s->region.memory);
+    op->is_put = true;
+    op->bytes = put->bytes;
+    op_begin(p, op);
+    p->bytes_posted += put->bytes;
+    return op_posted(op,
+                     ucp_put_nbx(p->ep, (const char *)s->region.base + put->src_offset, put->bytes,
+                                 p->base[put->dst_rank] + put->dst_offset, p->rkey[put->dst_rank],
+                                 &param),
+                     "starting a put", err);
+}
+
+td_status kv_peer_flush(kv_peer *p, kv_op *op, td_error *err)
+{
+    ucp_request_param_t param = op_param(op);
+
+    op->is_put = false;
+    op->bytes = p->bytes_posted;
+    op_begin(p, op);
+    return op_posted(op, ucp_ep_flush_nbx(p->ep, &param), "starting a flush", err);
+}
+
+td_status kv_peer_notify(kv_peer *p, kv_op *op, const unsigned char notice[TD_KV_NOTICE_BYTES],
+                         td_error *err)
+{
+    ucp_request_param_t param = op_param(op);
+
+    op->is_put = false;
+    op->bytes = 0;
+    op_begin(p, op);
+    return op_posted(
+        op, ucp_am_send_nbx(p->ep, KV_AM_NOTICE, notice, TD_KV_NOTICE_BYTES, NULL, 0, &param),
+        "sending a notice", err);
+}
+
+/* ------------------------------------------------------------------ closing peers */
+
+/* How long this peer may go without any completion. */
+static td_usec peer_patience(const kv_peer *p)
+{
+    const kv_options *opt = &p->source->opt;
+    uint64_t bytes = p->bytes_posted - p->bytes_flushed;
+
+    if (bytes > KV_MAX_BYTES_IN_FLIGHT)
+        bytes = KV_MAX_BYTES_IN_FLIGHT;
+    if (bytes < p->bytes_in_flight)
+        bytes = p->bytes_in_flight;
+    return opt->o.stall_us +
+           (td_usec)((double)bytes * 10 * TD_USEC_PER_SEC / (double)opt->o.min_bytes_per_s);
+}
+
+static void peer_close(kv_peer *p)
+{
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+    };
+    ucp_ep_h ep = p->ep;
+
+    p->ep = NULL;
+    p->closing = ucp_ep_close_nbx(ep, &param);
+    if (UCS_PTR_IS_ERR(p->closing)) {
+        td_logerr("kv_close_failed", "reason=\"%s\"",
+                  ucs_status_string(UCS_PTR_STATUS(p->closing)));
+        p->closing = NULL;
+    }
+    p->source->dirty = true;
+}
+
+/* Move a peer along; true when it can be freed. */
+static bool peer_step(kv_peer *p, td_usec now, td_usec *deadline)
+{
+    if (!p->failed) {
+        td_usec idle_at = p->idle_since + PEER_IDLE_SECONDS * TD_USEC_PER_SEC;
+        td_usec stall_at = p->moved_us + peer_patience(p);
+
+        if (p->requests > 0 && now >= stall_at)
+            kv_peer_fail(p, TD_UNAVAILABLE,
+                         "nothing moved for %lld ms: the decode worker is frozen, or the network "
+                         "too slow",
+                         (long long)((now - p->moved_us) / TD_USEC_PER_MSEC));
+        else if (p->requests > 0 && stall_at < *deadline)
+            *deadline = stall_at;
+        else if (p->legs == 0 && now >= idle_at)
+            p->failed = true; /* quietly */
+    }
+    if (!p->failed)
+        return false;
+    if (p->ep)
+        peer_close(p);
+    if (p->closing && ucp_request_check_status(p->closing) != UCS_INPROGRESS) {
+        ucp_request_free(p->closing);
+        p->closing = NULL;
+    }
+    if (p->closing && now + PEER_CLOSE_POLL_US < *deadline)
+        *deadline = now + PEER_CLOSE_POLL_US; /* its end wakes nobody */
+    if (!p->closed && !p->closing && p->requests == 0) {
+        for (int32_t i = 0; i < p->n_ranks; i++)
+            ucp_rkey_destroy(p->rkey[i]);
+        p->closed = true;
+        p->source->dirty = true;
+    }
+    return p->closed && p->legs == 0;
+}
+
+static void peers_step(td_kv_source *s, td_usec now, td_usec *deadline)
+{
+    for (kv_peer **at = &s->peers, *p; (p = *at) != NULL;) {
+        if (!peer_step(p, now, deadline)) {
+            at = &p->next;
+            continue;
+        }
+        *at = p->next;
+        td_buf_free(&p->key);
+        free(p);
+    }
+}
+
+/* ------------------------------------------------------------------ the thread */
+
+void kv_source_add(td_kv_source *s, kv_leg *leg)
+{
+    pthread_mutex_lock(&s->mutex);
+    *kv_leg_link(leg) = s->incoming;
+    s->incoming = leg;
+    pthread_mutex_unlock(&s->mutex);
+    kv_ucx_wake(&s->ucx);
+}
+
+/* Move new legs to the end of the list, in order of arrival. Returns whether to stop. */
+static bool source_collect(td_kv_source *s)
+{
+    kv_leg *in_order = NULL, **tail = &s->legs;
+
+    pthread_mutex_lock(&s->mutex);
+    kv_leg *leg = s->incoming;
+    bool stop = s->stop;
+
+    s->incoming = NULL;
+    pthread_mutex_unlock(&s->mutex);
+    while (leg) {
+        kv_leg *next = *kv_leg_link(leg);
+
+        *kv_leg_link(leg) = in_order;
+        in_order = leg;
+        leg = next;
+    }
+    while (*tail)
+        tail = kv_leg_link(*tail);
+    *tail = in_order;
+    return stop;
+}
+
+static void source_step_legs(td_kv_source *s, td_usec *deadline)
+{
+    for (kv_leg **at = &s->legs, *leg; (leg = *at) != NULL;) {
+        kv_leg *next = *kv_leg_link(leg);
+
+        if (kv_leg_step(leg, deadline))
+            *at = next;
+        else
+            at = kv_leg_link(leg);
+    }
+}
+
+static void source_progress(td_kv_source *s)
+{
+    for (int i = 0; i < SOURCE_ROUNDS; i++)
+        if (ucp_worker_progress(s->ucx.worker) == 0)
+            return;
+    s->dirty = true; /* there is more */
+}
+
+static int source_timeout(const td_kv_source *s, td_usec deadline)
+{
+    td_usec now = td_now_us();
+    int limit = s->peers ? SOURCE_TICK_MS : -1;
+
+    if (deadline == TD_USEC_NEVER)
+        return limit;
+    td_usec ms = deadline <= now ? 0 : (deadline - now) / TD_USEC_PER_MSEC + 1;
+    return limit >= 0 && ms > limit ? limit : (int)(ms > 3600000 ? 3600000 : ms);
+}
+
+static void source_run(td_kv_source *s)
+{
+    for (;;) {
+        td_usec deadline = TD_USEC_NEVER;
+        bool stop = source_collect(s);
+
+        s->dirty = false;
+        if (stop) {
+            for (kv_leg *leg = s->legs; leg; leg = *kv_leg_link(leg))
+                kv_leg_abandon(leg);
+            if (!s->legs)
+                for (kv_peer *p = s->peers; p; p = p->next)
+                    p->failed = true; /* quietly: nothing is in flight */
+        }
+        source_step_legs(s, &deadline);
+        peers_step(s, td_now_us(), &deadline);
+        if (stop && !s->legs && !s->peers)
+            return;
+        source_progress(s);
+        if (!s->dirty)
+            kv_ucx_sleep(&s->ucx, source_timeout(s, deadline));
+    }
+}
+
+static td_status source_start(td_kv_source *s, td_error *err)
+{
+    td_status st = kv_ucx_open(&s->ucx, &s->opt, s->region.memory == TD_KV_CUDA, err);
+
+    if (st != TD_OK)
+        return st;
+    st = kv_ucx_map(&s->ucx, &s->opt, &s->region, &s->memh, err);
+    if (st != TD_OK)
+        kv_ucx_close(&s->ucx);
+    return st;
+}
+
+static void *source_main(void *arg)
+{
+    td_kv_source *s = arg;
+    td_error err = {0};
+    td_status st = source_start(s, &err);
+
+    pthread_mutex_lock(&s->mutex);
+    s->state = st == TD_OK ? KV_RUNNING : KV_FAILED;
+    s->start_err = err;
+    pthread_cond_broadcast(&s->started);
+    pthread_mutex_unlock(&s->mutex);
+    if (st != TD_OK)
+        return NULL;
+    source_run(s);
+    ucp_mem_unmap(s->ucx.context, s->memh);
+    kv_ucx_close(&s->ucx);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------ opening and closing */
+
+static void source_free(td_kv_source *s)
+{
+    kv_ucx_close_wake(&s->ucx);
+    pthread_cond_destroy(&s->started);
+    pthread_mutex_destroy(&s->mutex);
+    free(s);
+}
+
+static td_status source_check(const td_kv_wire_options *opt, const td_kv_geometry *g, int32_t rank,
+                              const td_kv_region *region, td_error *err)
+{
+    if (rank < 0 || rank >= g->tp)
+        return td_fail(err, TD_INVALID, "KV source: rank %d of %d", rank, g->tp);
+    if (!region->base || region->bytes != g->region_bytes)
+        return td_fail(err, TD_INVALID,
+                       "KV source: rank %d has %llu bytes of KV memory, its layout %llu", rank,
+                       (unsigned long long)region->bytes, (unsigned long long)g->region_bytes);
+    if (opt->verify && region->memory != TD_KV_HOST)
+        return td_fail(err, TD_INVALID, "KV source: verify reads the KV and needs host memory");
+    return TD_OK;
+}
+
+td_status td_kv_source_open(const td_kv_wire_options *opt, const td_kv_geometry *g, int32_t rank,
+                            const td_kv_region *region, td_kv_source **out, td_error *err)
+{
+    td_status st = source_check(opt, g, rank, region, err);
+    if (st != TD_OK)
+        return st;
+
+    td_kv_source *s = calloc(1, sizeof *s);
+    if (!s)
+        return td_fail(err, TD_NOMEM, "KV source: no memory");
+    s->g = *g;
+    s->rank = rank;
+    s->region = *region;
+    for (int i = 0; i < KV_MAX_IN_FLIGHT; i++) {
+        s->ops[i].next_free = s->free_ops;
+        s->free_ops = &s->ops[i];
+    }
+    st = kv_options_init(&s->opt, opt, err);
+    if (st == TD_OK)
+        st = kv_ucx_open_wake(&s->ucx, err);
+    if (st != TD_OK) {
+        free(s);
+        return st;
+    }
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_cond_init(&s->started, NULL);
+
+    if (pthread_create(&s->thread, NULL, source_main, s) != 0) {
+        source_free(s);
+        return td_fail(err, TD_NOMEM, "KV source: no thread");
+    }
+    pthread_mutex_lock(&s->mutex);
+    while (s->state == KV_STARTING)
+        pthread_cond_wait(&s->started, &s->mutex);
+    bool failed = s->state == KV_FAILED;
+    pthread_mutex_unlock(&s->mutex);
+    if (failed) {
+        pthread_join(s->thread, NULL);
+        st = s->start_err.code;
+        if (err)
+            *err = s->start_err;
+        source_free(s);
+        return st;
+    }
+    *out = s;
+    return TD_OK;
+}
+
+void td_kv_source_close(td_kv_source *s)
+{
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->mutex);
+    s->stop = true;
+    pthread_mutex_unlock(&s->mutex);
+    kv_ucx_wake(&s->ucx);
+    pthread_join(s->thread, NULL);
+    source_free(s);
+}
