@@ -1,8 +1,8 @@
 /* model: a gpt-oss model on one worker: all its ranks, their weights, their KV memory.
  *
  * Weights are split over `tp` ranks: attention by heads, the head by vocabulary rows, experts by
- * groups: `ep` divides tp; ep groups of tp / ep ranks each own n_experts / ep whole experts, and the
- * ranks of a group split those experts' inner width. Activations are replicated. Each rank is a
+ * groups: `ep` divides tp; ep groups of tp / ep ranks each own n_experts / ep whole experts, and
+ * the ranks of a group split those experts' inner width. Activations are replicated. Each rank is a
  * thread with its own device; reductions run in rank order, so replicas stay bit-identical.
  *
  * The caller owns the pages: it says which pages and which ring a sequence uses, and nothing here
@@ -20,14 +20,14 @@ typedef struct td_model td_model;
 typedef struct td_event td_event; /* a point in a device's stream; NULL: already reached */
 
 typedef struct td_model_options {
-    const char *backend;   /* "cpu" or "cuda" */
+    const char *backend; /* "cpu" or "cuda" */
     int32_t tp, ep;
-    int32_t threads;       /* CPU backend: compute threads over all ranks; 0: all usable cores */
+    int32_t threads; /* CPU backend: compute threads over all ranks; 0: all usable cores */
     td_kv_dtype kv_dtype;
-    uint32_t kv_pages;     /* full-layer pages per rank */
-    uint32_t kv_rings;     /* requests with a window ring at once */
-    uint32_t ring_pages;   /* see td_kv_ring_pages() */
-    int32_t max_tokens;    /* most tokens in one step: the prefill chunk, or the decode batch */
+    uint32_t kv_pages;   /* full-layer pages per rank */
+    uint32_t kv_rings;   /* requests with a window ring at once */
+    uint32_t ring_pages; /* see td_kv_ring_pages() */
+    int32_t max_tokens;  /* most tokens in one step: the prefill chunk, or the decode batch */
 } td_model_options;
 
 /* Load the checkpoint onto every rank and start the rank threads. The checkpoint may be closed
@@ -37,6 +37,13 @@ TD_MUST_CHECK td_status td_model_open(td_checkpoint *ckpt, const td_model_config
                                       const td_model_options *opt, td_model **out, td_error *err);
 void td_model_close(td_model *m); /* NULL is fine */
 
+/* The same from any source of tensors (common/weights.h), for weights that no checkpoint holds. */
+struct td_weight_source;
+TD_MUST_CHECK td_status td_model_open_source(const struct td_weight_source *src,
+                                             const td_model_config *cfg,
+                                             const td_model_options *opt, td_model **out,
+                                             td_error *err);
+
 const td_model_config *td_model_config_of(const td_model *m);
 const td_kv_geometry *td_model_kv(const td_model *m);
 void *td_model_kv_base(const td_model *m, int32_t rank); /* region of td_kv_geometry.region_bytes */
@@ -44,32 +51,34 @@ uint64_t td_model_weight_bytes(const td_model *m);       /* on all ranks, as loa
 
 /* One sequence's place in the KV memory. */
 typedef struct td_seq {
-    const uint32_t *pages; /* full-layer pages in order of position; covers pos + tokens of the step */
+    const uint32_t
+        *pages; /* full-layer pages in order of position; covers pos + tokens of the step */
     uint32_t n_pages;
     uint32_t ring;
-    int32_t pos;           /* position of the step's first token: how many are cached before it */
+    int32_t pos; /* position of the step's first token: how many are cached before it */
 } td_seq;
 
-/* Called on rank `rank`'s thread as soon as the keys and values of this step are written (CUDA:
- * enqueued; wait for `ready` with td_event_wait() before touching them) in `layer`. Layers come in
- * order. Must not block and must not call into the model. */
+/* Called on rank `rank`'s thread (rank 0's is the one that called the step) as soon as the keys and
+ * values of this step are written (CUDA: enqueued; wait for `ready` with td_event_wait() before
+ * touching them) in `layer`. Layers come in order. Must not block and must not call into the model.
+ */
 typedef void (*td_layer_hook)(void *user, int32_t rank, int32_t layer, td_event *ready);
 
 void td_event_wait(td_event *e); /* NULL returns at once; any thread */
 
 typedef struct td_prefill_step {
     const int32_t *tokens;
-    int32_t n;             /* 1 .. max_tokens */
+    int32_t n; /* 1 .. max_tokens */
     td_seq seq;
     const td_sampling *sampling; /* NULL: not the last chunk, no token wanted */
     td_layer_hook on_layer;      /* may be NULL */
     void *user;
-    float *logits;         /* NULL, or [n, vocab] for tests: logits of every position */
-    int32_t token;         /* out: the sampled token, if sampling was given */
+    float *logits; /* NULL, or [n, vocab] for tests: logits of every position */
+    int32_t token; /* out: the sampled token, if sampling was given */
 } td_prefill_step;
 
-/* One chunk of one prompt. Writes KV for positions pos .. pos + n - 1. TD_INVALID: a token id out of
- * range, or pages that do not cover the chunk; nothing was written. */
+/* One chunk of one prompt. Writes KV for positions pos .. pos + n - 1. TD_INVALID: a token id out
+ * of range, or pages that do not cover the chunk; nothing was written. */
 TD_MUST_CHECK td_status td_model_prefill(td_model *m, td_prefill_step *step, td_error *err);
 
 typedef struct td_decode_step {
