@@ -72,7 +72,7 @@ static td_status read_shape(const td_safetensors *st, const cJSON *shape, td_st_
 
     if (!cJSON_IsArray(shape))
         return td_fail(err, TD_INVALID, "%s: tensor %.128s: shape: expected a list, found %s",
-                       st->label, t->name, shape == NULL ? "nothing" : "something else");
+                       st->label, t->name, td_json_show(shape, shown, sizeof shown));
     cJSON_ArrayForEach(item, shape)
     {
         if (t->n_dims == TD_ST_MAX_DIMS)
@@ -147,7 +147,7 @@ static td_status read_tensor(const td_safetensors *st, const cJSON *entry, td_st
     if (i == sizeof dtypes / sizeof dtypes[0])
         return td_fail(err, TD_INVALID,
                        "%s: dtype: expected a name of the format (BF16, U8, ...), found %s", what,
-                       td_json_show(cJSON_IsString(dtype) ? dtype : NULL, shown, 48));
+                       td_json_show(dtype, shown, 48));
     t->dtype = dtypes[i].name;
     td_st_show(t->dtype, t->dim, t->n_dims, shown, sizeof shown);
     if (!needed_bytes(t, dtypes[i].bits, &needed))
