@@ -11,8 +11,9 @@
  * All calls are made on the loop's thread (checked). To serve on several threads, give each its own
  * loop and server on one port with reuse_port; work from other threads comes in by td_loop_post().
  *
- * The server itself answers what never becomes a request, in the same JSON error shape: malformed
- * heads (400), bodies over max_body_bytes (413), and heads over max_header_bytes (431). */
+ * The server itself answers what never becomes a request, in the same JSON error shape, and closes
+ * the connection: malformed or ambiguous heads (400), bodies over max_body_bytes or badly chunked
+ * (413), heads over max_header_bytes (431), methods it does not know (501). */
 #ifndef TANDEM_COMMON_HTTP_SERVER_H
 #define TANDEM_COMMON_HTTP_SERVER_H
 
@@ -44,9 +45,9 @@ typedef struct td_http_options {
     const char *listen;      /* "127.0.0.1:8000", "0.0.0.0:8000", "[::]:8000"; port 0: pick one */
     size_t max_body_bytes;   /* [4 MiB] */
     size_t max_header_bytes; /* request line and headers together [64 KiB] */
-    td_usec
-        read_timeout_us; /* for one whole request, and for an idle kept-alive connection [60 s] */
-    bool reuse_port;     /* several listeners on one port, the kernel spreads connections */
+    td_usec read_timeout_us; /* to send a whole request; also how long an idle kept-alive connection
+                              * stays open, and how long a reply may make no progress [60 s] */
+    bool reuse_port;         /* several listeners on one port, the kernel spreads connections */
     td_http_fn on_request;
     void *arg;             /* for on_request */
     td_gauge *connections; /* open connections; NULL: not counted */
@@ -66,7 +67,7 @@ size_t td_http_server_connections(const td_http_server *s); /* open now */
 void td_http_server_stop(td_http_server *s, td_loop_fn on_idle, void *arg);
 
 /* Close everything now: open requests get their on_close. Before the loop is freed; not from a
- * callback of this server. NULL is fine. */
+ * callback of this server other than on_idle. NULL is fine. */
 void td_http_server_free(td_http_server *s);
 
 /* --- What a request says. Slices and strings live as long as it does. --- */
@@ -126,8 +127,13 @@ void td_http_stream_end(td_http_request *req);
  * a caller that sees this past its bound (256 KiB) aborts the slow client. */
 size_t td_http_stream_pending(const td_http_request *req);
 
-/* Close the connection now, without a proper end: a chunked body is visibly cut, so that a client
- * cannot take it for a whole one. Ends the request; on_close is not called. */
+/* End a stream that failed: what was written still goes out, then the connection is closed without
+ * the last chunk, so that a client cannot take the body for a whole one. */
+void td_http_stream_cut(td_http_request *req);
+
+/* Close the connection now, whatever was said on it; what the kernel has not sent is dropped. For
+ * clients that are too slow, and for requests that are not worth an answer. on_close is not called.
+ */
 void td_http_abort(td_http_request *req);
 
 #endif
