@@ -1,0 +1,308 @@
+/* Attention against float64: pages in any order, rings that wrap, window edges, rows that nobody
+ * wrote (NaN), and prefill against decode bit for bit. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/ops/harness.h"
+#include "tests/ops/ref.h"
+
+#define N_OF(a) (sizeof(a) / sizeof(a)[0])
+
+/* A sequence of n positions in a cache of its own, as a full layer or a ring holds it. */
+typedef struct cached {
+    int32_t n, K, d, wrap, pages;
+    td_elt elt;
+    double *k, *v; /* [K][n][d]: what was stored */
+    int32_t *table;
+    td_kv_view view;
+    const int32_t *dev_table;
+} cached;
+
+static size_t slot_of(const cached *c, int32_t p)
+{
+    return (size_t)c->table[p / TD_KV_PAGE % c->wrap] * TD_KV_PAGE + (size_t)(p % TD_KV_PAGE);
+}
+
+/* Positions from `first` on are stored; all else in the cache is NaN. ring: its pages, 0: grow. */
+static cached make_cache(harness *h, int32_t n, int32_t first, int32_t K, int32_t d, int32_t ring,
+                         td_elt elt)
+{
+    cached c = {.n = n, .K = K, .d = d, .elt = elt};
+    size_t nd = (size_t)K * (size_t)n * (size_t)d, side, bytes;
+    float *k = random_floats(h, nd, 2, elt == TD_ELT_BF16);
+    float *v = random_floats(h, nd, 1, elt == TD_ELT_BF16);
+    char *host;
+
+    c.wrap = ring > 0 ? ring : (n + TD_KV_PAGE - 1) / TD_KV_PAGE;
+    c.pages = c.wrap + 3;
+    c.table = (int32_t *)(void *)host_floats(h, (size_t)c.wrap);
+    for (int32_t i = 0; i < c.wrap; i++) /* backwards, with a gap: order must not matter */
+        c.table[i] = c.pages - 1 - i - (i > c.wrap / 2);
+    c.k = (double *)(void *)host_floats(h, 2 * nd);
+    c.v = (double *)(void *)host_floats(h, 2 * nd);
+    side = (size_t)c.pages * TD_KV_PAGE * (size_t)d;
+    bytes = td_elt_bytes(elt) * 2 * side * (size_t)K;
+    host = malloc(bytes);
+    assert_non_null(host);
+    memset(host, 0xff, bytes);
+    for (int32_t head = 0; head < K; head++)
+        for (int32_t p = first; p < n; p++)
+            for (int32_t i = 0; i < d; i++)
+                for (int s = 0; s < 2; s++) {
+                    size_t from = ((size_t)head * (size_t)n + (size_t)p) * (size_t)d + (size_t)i;
+                    size_t at = ((size_t)head * 2 + (size_t)s) * side + slot_of(&c, p) * (size_t)d +
+                                (size_t)i;
+                    const float *x = s ? v + from : k + from;
+                    uint32_t u;
+
+                    (s ? c.v : c.k)[from] = *x;
+                    memcpy(&u, x, 4);
+                    if (elt == TD_ELT_F32)
+                        memcpy(host + at * 4, &u, 4);
+                    else
+                        memcpy(host + at * 2, (char *)&u + 2,
+                               2); /* little endian: the upper half */
+                }
+    c.view = (td_kv_view){.base = dev_bytes(h, host, bytes),
+                          .head_stride = (int64_t)(2 * side),
+                          .side_stride = (int64_t)side,
+                          .elt = elt};
+    c.dev_table = dev_i32(h, c.table, (size_t)c.wrap);
+    free(host);
+    return c;
+}
+
+static int32_t first_seen(int32_t pos, int32_t window)
+{
+    return window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
+}
+
+/* T queries from position pos on, in float64. */
+static void attn_ref(const attn_case *c, const cached *kv, const float *q, const float *sinks,
+                     bool bf16, double *out)
+{
+    int32_t G = c->H / c->K;
+    double qd[1024];
+
+    for (int32_t t = 0; t < c->T; t++)
+        for (int32_t hd = 0; hd < c->H; hd++) {
+            int32_t p = c->pos + t, lo = first_seen(p, c->window);
+            size_t at = ((size_t)t * (size_t)c->H + (size_t)hd) * (size_t)c->d;
+            size_t from = ((size_t)(hd / G) * (size_t)kv->n + (size_t)lo) * (size_t)c->d;
+
+            for (int32_t i = 0; i < c->d; i++)
+                qd[i] = bf16 ? round_bf16(q[at + (size_t)i]) : q[at + (size_t)i];
+            ref_attention(p + 1 - lo, c->d, 1 / sqrt(c->d), qd, kv->k + from, kv->v + from,
+                          sinks[hd], out + at);
+        }
+}
+
+static void attn_case_on(harness *h, const attn_case *c, td_elt elt)
+{
+    int32_t n = c->pos + c->T, ring = 0;
+    int32_t first = first_seen(c->pos, c->window);
+    size_t nq = (size_t)(c->T * c->H * c->d), row = (size_t)(c->H * c->d);
+    size_t act = td_elt_bytes(h->ops->act);
+    float *q = random_floats(h, nq, 2, true), *sinks = random_floats(h, (size_t)c->H, 2, true);
+    float *got = host_floats(h, nq), *again = host_floats(h, nq);
+    double *want = (double *)(void *)host_floats(h, 2 * nq);
+    td_dims dims = {
+        .T = c->T, .D = 2, .H = c->H, .K = c->K, .d = c->d, .M = 1, .k = 1, .head_rows = 1};
+    td_error err = {0};
+
+    if (c->window > 0) /* the least that holds what the chunk sees and writes */
+        ring = (c->window - 1 + c->T + TD_KV_PAGE - 1) / TD_KV_PAGE;
+    cached kv = make_cache(h, n, first, c->K, c->d, ring, elt);
+    td_attn_prefill_args a = {.T = c->T,
+                              .H = c->H,
+                              .K = c->K,
+                              .d = c->d,
+                              .pos0 = c->pos,
+                              .window = c->window,
+                              .wrap = kv.wrap,
+                              .scale = 1.0f / sqrtf((float)c->d),
+                              .q = dev_act(h, q, nq),
+                              .kv = kv.view,
+                              .table = kv.dev_table,
+                              .sinks =
+                                  dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, sinks, 1, c->H, 1),
+                              .out = dev_poison(h, nq * act),
+                              .ws = dev_ws(h, &dims)};
+    check_ok(h->ops->attn_prefill(h->s, &a, &err), &err);
+    read_elts(h, a.out, h->ops->act, nq, got);
+    attn_ref(c, &kv, q, sinks, h->ops->act == TD_ELT_BF16, want);
+    check_close("attn_prefill", got, want, nq, h->tol->attn);
+
+    /* All queries as one decode batch over the same cache, each with a table row of its own. */
+    int32_t *len = (int32_t *)(void *)host_floats(h, (size_t)c->T);
+    int32_t stride = kv.wrap + 1;
+    int32_t *tables = (int32_t *)(void *)host_floats(h, (size_t)(c->T * stride));
+
+    for (int32_t t = 0; t < c->T; t++) {
+        len[t] = c->pos + t + 1;
+        memcpy(tables + t * stride, kv.table, (size_t)kv.wrap * 4);
+        tables[t * stride + kv.wrap] = INT32_MAX; /* past wrap: never looked at */
+    }
+    td_attn_decode_args b = {.T = c->T,
+                             .H = c->H,
+                             .K = c->K,
+                             .d = c->d,
+                             .window = c->window,
+                             .wrap = kv.wrap,
+                             .table_stride = stride,
+                             .scale = a.scale,
+                             .q = a.q,
+                             .kv = kv.view,
+                             .len = dev_i32(h, len, (size_t)c->T),
+                             .table = dev_i32(h, tables, (size_t)(c->T * stride)),
+                             .sinks = a.sinks,
+                             .out = dev_poison(h, nq * act),
+                             .ws = a.ws};
+    check_ok(h->ops->attn_decode(h->s, &b, &err), &err);
+    read_elts(h, b.out, h->ops->act, nq, again);
+    assert_memory_equal(again, got, nq * 4);
+    /* And one query alone, in place. */
+    b.T = 1;
+    b.q = b.out = dev_act(h, q + (size_t)(c->T - 1) * row, row);
+    b.len += c->T - 1;
+    b.table += (c->T - 1) * stride;
+    check_ok(h->ops->attn_decode(h->s, &b, &err), &err);
+    read_elts(h, b.out, h->ops->act, row, again);
+    assert_memory_equal(again, got + (size_t)(c->T - 1) * row, row * 4);
+    harness_clear(h);
+}
+
+static void test_attention_agrees_with_float64_and_decode_with_prefill(void **state)
+{
+    for (size_t i = 0; i < N_OF(attn_cases); i++) {
+        attn_case_on(*state, &attn_cases[i], TD_ELT_BF16);
+        attn_case_on(*state, &attn_cases[i], TD_ELT_F32);
+    }
+}
+
+static void test_attention_at_every_length_around_window_and_page_edges(void **state)
+{
+    static const int32_t pos[] = {0,   1,   2,   61,  62,  63,  64,  65,  125, 126, 127,
+                                  128, 129, 130, 190, 191, 192, 193, 254, 255, 256, 257};
+
+    for (size_t i = 0; i < N_OF(pos); i++)
+        for (int32_t window = 0; window <= 128; window += 128) {
+            attn_case c = {.T = 1, .pos = pos[i], .H = 4, .K = 1, .d = 64, .window = window};
+
+            attn_case_on(*state, &c, TD_ELT_BF16);
+            c.T = 3;
+            attn_case_on(*state, &c, TD_ELT_F32);
+        }
+}
+
+/* Query of one head of two dimensions whose scores over n keys are given. */
+static float weighted(harness *h, int32_t n, const float *scores, const float *values, float sink)
+{
+    float k[64 * 4] = {0}, q[2] = {1.41421356f, 0}, out[2]; /* k: page 0 keys, then values */
+    const int32_t table[1] = {0}, len[1] = {n};
+    td_dims dims = {.T = 1, .D = 2, .H = 1, .K = 1, .d = 2, .M = 1, .k = 1, .head_rows = 1};
+    td_error err = {0};
+
+    for (int32_t j = 0; j < n; j++) {
+        k[2 * j] = scores[j];
+        k[128 + 2 * j] = values[j];
+    }
+    td_attn_decode_args a = {.T = 1,
+                             .H = 1,
+                             .K = 1,
+                             .d = 2,
+                             .wrap = 1,
+                             .table_stride = 1,
+                             .scale = 0.70710678f,
+                             .q = dev_act(h, q, 2),
+                             .kv = {.base = dev_f32(h, k, 256),
+                                    .head_stride = 256,
+                                    .side_stride = 128,
+                                    .elt = TD_ELT_F32},
+                             .len = dev_i32(h, len, 1),
+                             .table = dev_i32(h, table, 1),
+                             .sinks = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, &sink, 1, 1, 1),
+                             .out = dev_poison(h, 8),
+                             .ws = dev_ws(h, &dims)};
+    check_ok(h->ops->attn_decode(h->s, &a, &err), &err);
+    read_elts(h, a.out, h->ops->act, 2, out);
+    harness_clear(h);
+    return out[0];
+}
+
+static void test_attention_check_6_of_the_specification(void **state)
+{
+    const float scores[3] = {1, 2, 3}, values[3] = {10, 20, 30};
+    const float a[3] = {1, 0, 0}, b[3] = {0, 1, 0}, c[3] = {0, 0, 1};
+
+    assert_float_equal(weighted(*state, 3, scores, values, 0.5f), 24.4186894714, 1e-5);
+    assert_float_equal(weighted(*state, 3, scores, a, 0.5f), 0.0853688935, 1e-6);
+    assert_float_equal(weighted(*state, 3, scores, b, 0.5f), 0.2320567119, 1e-6);
+    assert_float_equal(weighted(*state, 3, scores, c, 0.5f), 0.6307955432, 1e-6);
+    assert_float_equal(weighted(*state, 3, scores, values, -INFINITY), 25.7521038260, 1e-5);
+    assert_float_equal(weighted(*state, 3, scores, values, 200.0f), 0, 1e-30);
+    assert_float_equal(weighted(*state, 3, scores, values, 3e38f), 0, 1e-30);
+}
+
+static void test_attention_survives_huge_scores(void **state)
+{
+    const float scores[3] = {-3e4f, 3e4f, 2.9e4f}, values[3] = {10, 20, 30};
+
+    assert_float_equal(weighted(*state, 3, scores, values, 0), 20, 1e-5);
+}
+
+/* Check 8: 300 tokens, value of key j = one-hot(j), zero scores: who is seen, and how much. */
+static void test_attention_check_8_of_the_specification(void **state)
+{
+    harness *h = *state;
+    enum { N = 300, PAGES = 5 };
+    size_t side = (size_t)PAGES * TD_KV_PAGE * N;
+    float *cache = host_floats(h, 2 * side), *q = host_floats(h, N * N),
+          *got = host_floats(h, N * N);
+    const float sink = 0.25f;
+    const int32_t table[PAGES] = {0, 1, 2, 3, 4};
+    td_dims dims = {.T = N, .D = 2, .H = 1, .K = 1, .d = N, .M = 1, .k = 1, .head_rows = 1};
+    td_error err = {0};
+
+    for (size_t j = 0; j < N; j++)
+        cache[side + j * N + j] = 1;
+    td_attn_prefill_args a = {.T = N,
+                              .H = 1,
+                              .K = 1,
+                              .d = N,
+                              .window = 128,
+                              .wrap = PAGES,
+                              .scale = 1,
+                              .q = dev_act(h, q, N * N),
+                              .kv = {.base = dev_f32(h, cache, 2 * side),
+                                     .side_stride = (int64_t)side,
+                                     .head_stride = 2 * (int64_t)side,
+                                     .elt = TD_ELT_F32},
+                              .table = dev_i32(h, table, PAGES),
+                              .sinks = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, &sink, 1, 1, 1),
+                              .out = dev_poison(h, N * N * 4),
+                              .ws = dev_ws(h, &dims)};
+    check_ok(h->ops->attn_prefill(h->s, &a, &err), &err);
+    read_elts(h, a.out, h->ops->act, N * N, got);
+    for (int32_t i = 0; i < N; i++)
+        for (int32_t j = 0; j < N; j++) {
+            int32_t lo = i >= 127 ? i - 127 : 0;
+            double want = j >= lo && j <= i ? 1 / (i - lo + 1 + exp(sink)) : 0;
+
+            assert_float_equal(got[i * N + j], want, want == 0 ? 0 : 1e-8);
+        }
+    harness_clear(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attention_agrees_with_float64_and_decode_with_prefill),
+        cmocka_unit_test(test_attention_at_every_length_around_window_and_page_edges),
+        cmocka_unit_test(test_attention_check_6_of_the_specification),
+        cmocka_unit_test(test_attention_survives_huge_scores),
+        cmocka_unit_test(test_attention_check_8_of_the_specification),
+    };
+    return cmocka_run_group_tests(tests, harness_open, harness_close);
+}

@@ -1,0 +1,485 @@
+/* The steps made of one matrix product, and those around them: embed, add, attn_in, attn_out,
+ * router, head, each against float64, and each row against itself alone. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/ops/harness.h"
+#include "tests/ops/ref.h"
+
+#define N_OF(a) (sizeof(a) / sizeof(a)[0])
+
+/* Host copy of activations as the device has them. */
+static double *widen(harness *h, const float *x, size_t n, td_elt elt)
+{
+    double *d = (double *)(void *)host_floats(h, 2 * n);
+
+    for (size_t i = 0; i < n; i++)
+        d[i] = elt == TD_ELT_F32 ? x[i] : round_bf16(x[i]);
+    return d;
+}
+
+static void attn_out_case(harness *h, const dense_case *c, td_elt elt)
+{
+    size_t n = (size_t)c->T * (size_t)c->N, nx = (size_t)c->T * (size_t)c->K;
+    float *x = random_floats(h, nx, 1, true);
+    float *w = random_floats(h, (size_t)c->N * (size_t)c->K, 0.1, elt == TD_ELT_BF16);
+    float *b = random_floats(h, (size_t)c->N, 1, true), *got = host_floats(h, n);
+    float *alone = host_floats(h, (size_t)c->N);
+    double *want = (double *)(void *)host_floats(h, 2 * n);
+    size_t act = td_elt_bytes(h->ops->act);
+    td_dims dims = {.T = c->T, .D = c->N, .H = 1, .K = 1, .d = 2, .M = 1, .k = 1, .head_rows = 1};
+    td_attn_out_args a = {.T = c->T,
+                          .D = c->N,
+                          .Hd = c->K,
+                          .o = dev_act(h, x, nx),
+                          .w = dev_matrix(h, TD_FORM_DENSE, elt, w, 1, c->N, c->K),
+                          .bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, b, 1, c->N, 1),
+                          .out = dev_poison(h, n * act),
+                          .ws = dev_ws(h, &dims)};
+    td_error err = {0};
+
+    check_ok(h->ops->attn_out(h->s, &a, &err), &err);
+    read_elts(h, a.out, h->ops->act, n, got);
+    ref_dense(c->T, c->N, c->K, widen(h, x, nx, h->ops->act), w, b, want);
+    check_close("attn_out", got, want, n, h->tol->dense);
+    for (int32_t t = 0; t < c->T; t += c->T / 5 + 1) { /* a row alone: the same bits */
+        td_attn_out_args one = a;
+
+        one.T = 1;
+        one.o = (const char *)a.o + (size_t)t * (size_t)c->K * act;
+        one.out = dev_poison(h, (size_t)c->N * act);
+        check_ok(h->ops->attn_out(h->s, &one, &err), &err);
+        read_elts(h, one.out, h->ops->act, (size_t)c->N, alone);
+        assert_memory_equal(alone, got + (size_t)t * (size_t)c->N, (size_t)c->N * 4);
+    }
+    a.bias = NULL;
+    check_ok(h->ops->attn_out(h->s, &a, &err), &err);
+    read_elts(h, a.out, h->ops->act, n, got);
+    ref_dense(c->T, c->N, c->K, widen(h, x, nx, h->ops->act), w, NULL, want);
+    check_close("attn_out without bias", got, want, n, h->tol->dense);
+    harness_clear(h);
+}
+
+static void test_attn_out_agrees_with_float64(void **state)
+{
+    for (size_t i = 0; i < N_OF(dense_cases); i++) {
+        attn_out_case(*state, &dense_cases[i], TD_ELT_BF16);
+        if (((harness *)*state)->ops->act == TD_ELT_F32)
+            attn_out_case(*state, &dense_cases[i], TD_ELT_F32);
+    }
+}
+
+static void test_attn_out_refuses_a_matrix_of_another_shape(void **state)
+{
+    harness *h = *state;
+    float *w = random_floats(h, 64, 1, true);
+    const td_matrix *m = dev_matrix(h, TD_FORM_DENSE, TD_ELT_BF16, w, 1, 8, 8);
+    td_error err = {0};
+
+    assert_int_equal(
+        h->ops->attn_out(h->s, &(td_attn_out_args){.T = 1, .D = 8, .Hd = 9, .w = m}, &err),
+        TD_INVALID);
+    assert_non_null(strstr(err.text, "[8, 9]"));
+    harness_clear(h);
+}
+
+static void test_embed_gathers_its_rows_and_zeros_the_others(void **state)
+{
+    harness *h = *state;
+    enum { D = 65, FIRST = 10, ROWS = 5, T = 4 };
+    float *table = random_floats(h, ROWS * D, 1, true), got[T * D];
+    const int32_t tokens[T] = {12, 9, 14, 15};
+    td_error err = {0};
+    td_embed_args a = {.T = T,
+                       .D = D,
+                       .first = FIRST,
+                       .tokens = dev_i32(h, tokens, T),
+                       .table = dev_matrix(h, TD_FORM_ROWS, TD_ELT_BF16, table, 1, ROWS, D),
+                       .out = dev_poison(h, sizeof got)};
+
+    check_ok(h->ops->embed(h->s, &a, &err), &err);
+    read_elts(h, a.out, h->ops->act, T * D, got);
+    for (int t = 0; t < T; t++)
+        for (int i = 0; i < D; i++) {
+            bool mine = tokens[t] >= FIRST && tokens[t] < FIRST + ROWS;
+            float want = mine ? table[(tokens[t] - FIRST) * D + i] : 0;
+            assert_true(got[t * D + i] == want);
+        }
+    harness_clear(h);
+}
+
+static void test_add_sums_parts_in_rank_order(void **state)
+{
+    harness *h = *state;
+    enum { MANY = 9001 };
+    const size_t sizes[] = {1, 63, MANY};
+
+    for (int parts = 1; parts <= 8; parts++)
+        for (size_t s = 0; s < N_OF(sizes); s++)
+            for (int clear = 0; clear < 2; clear++) {
+                size_t n = sizes[s];
+                float *x = random_floats(h, n, 1, true), *got = host_floats(h, n), *p[8];
+                double *want = (double *)(void *)host_floats(h, 2 * n);
+                const void *dev[8];
+                td_error err = {0};
+                td_add_args a = {
+                    .n = n, .n_parts = parts, .clear = clear, .part = dev, .x = dev_resid(h, x, n)};
+
+                for (int r = 0; r < parts; r++) {
+                    p[r] = random_floats(h, n, 1, true);
+                    dev[r] = dev_act(h, p[r], n);
+                }
+                check_ok(h->ops->add(h->s, &a, &err), &err);
+                read_elts(h, a.x, h->ops->resid, n, got);
+                for (size_t i = 0; i < n; i++) {
+                    float sum = p[0][i];
+
+                    for (int r = 1; r < parts; r++)
+                        sum += p[r][i];
+                    want[i] = clear ? sum : x[i] + sum;
+                }
+                check_close("add", got, want, n, h->ops->resid == TD_ELT_F32 ? 1e-7 : 4e-3);
+                harness_clear(h);
+            }
+}
+
+typedef struct in_ref {
+    double *q, *k, *v; /* [T, H, d], [T, K, d] */
+} in_ref;
+
+static in_ref attn_in_ref(harness *h, const attn_in_case *c, const float *x, const float *g,
+                          const float *w, const float *b, const float *cos, const float *sin,
+                          const int32_t *pos)
+{
+    int32_t N = (c->H + 2 * c->K) * c->d;
+    double *t = (double *)(void *)host_floats(h, 2 * (size_t)(c->T * c->D));
+    double *y = (double *)(void *)host_floats(h, 2 * (size_t)(c->T * N));
+    in_ref r = {(double *)(void *)host_floats(h, 2 * (size_t)(c->T * c->H * c->d)),
+                (double *)(void *)host_floats(h, 2 * (size_t)(c->T * c->K * c->d)),
+                (double *)(void *)host_floats(h, 2 * (size_t)(c->T * c->K * c->d))};
+
+    ref_rmsnorm(c->T, c->D, 1e-5, x, g, t);
+    ref_dense(c->T, N, c->D, t, w, b, y);
+    for (int32_t i = 0; i < c->T; i++) {
+        double *row = y + (size_t)i * (size_t)N;
+
+        for (int32_t head = 0; head < c->H + c->K; head++)
+            ref_rope(c->d, cos + pos[i] * (c->d / 2), sin + pos[i] * (c->d / 2), row + head * c->d);
+        memcpy(r.q + i * c->H * c->d, row, (size_t)(c->H * c->d) * sizeof(double));
+        memcpy(r.k + i * c->K * c->d, row + c->H * c->d, (size_t)(c->K * c->d) * sizeof(double));
+        memcpy(r.v + i * c->K * c->d, row + (c->H + c->K) * c->d,
+               (size_t)(c->K * c->d) * sizeof(double));
+    }
+    return r;
+}
+
+/* The cache after attn_in: slots hold k and v, rounded; everything else is untouched. */
+static void check_cache(harness *h, const attn_in_case *c, const void *cache, td_elt elt,
+                        const int32_t *slot, int32_t slots, const in_ref *r)
+{
+    int32_t side = slots * c->d, head = 2 * side + 10; /* heads lie apart: stride, not size */
+    size_t n = (size_t)(c->K * head);
+    float *got = host_floats(h, n), *have = host_floats(h, (size_t)c->d);
+
+    read_elts(h, cache, elt, n, got);
+    for (int32_t s = 0; s < slots; s++) {
+        int32_t t = 0;
+
+        while (t < c->T && slot[t] != s)
+            t++;
+        for (int32_t k = 0; k < c->K; k++)
+            for (int32_t kv = 0; kv < 2; kv++) {
+                memcpy(have, got + k * head + kv * side + s * c->d, (size_t)c->d * 4);
+                if (t == c->T)
+                    for (int32_t i = 0; i < c->d; i++)
+                        assert_true(isnan(have[i]));
+                else
+                    check_close("cache", have, (kv ? r->v : r->k) + (t * c->K + k) * c->d,
+                                (size_t)c->d, elt == TD_ELT_BF16 ? 8e-3 : 4 * h->tol->dense);
+            }
+    }
+}
+
+static void attn_in_case_on(harness *h, const attn_in_case *c, td_elt kv)
+{
+    int32_t N = (c->H + 2 * c->K) * c->d, slots = 2 * c->T + 3, positions = c->T + 70;
+    size_t nq = (size_t)(c->T * c->H * c->d);
+    float *x = random_floats(h, (size_t)(c->T * c->D), 4, true);
+    float *g = random_floats(h, (size_t)c->D, 2, true);
+    float *w = random_floats(h, (size_t)N * (size_t)c->D, 0.1, true);
+    float *b = random_floats(h, (size_t)N, 1, true), *got = host_floats(h, nq);
+    float *cos = random_floats(h, (size_t)(positions * (c->d / 2)), 1.3, false);
+    float *sin = random_floats(h, (size_t)(positions * (c->d / 2)), 1.3, false);
+    int32_t *pos = (int32_t *)(void *)host_floats(h, (size_t)c->T);
+    int32_t *slot = (int32_t *)(void *)host_floats(h, (size_t)c->T);
+    size_t cache = (size_t)(c->K * (2 * slots * c->d + 10)) * td_elt_bytes(kv);
+    td_dims dims = {
+        .T = c->T, .D = c->D, .H = c->H, .K = c->K, .d = c->d, .M = 1, .k = 1, .head_rows = 1};
+    td_error err = {0};
+
+    for (int32_t t = 0; t < c->T; t++) {
+        pos[t] = (t * 7) % positions;
+        slot[t] = t == 2 ? -1 : 2 * (c->T - 1 - t) + 1;
+    }
+    td_attn_in_args a = {.T = c->T,
+                         .D = c->D,
+                         .H = c->H,
+                         .K = c->K,
+                         .d = c->d,
+                         .eps = 1e-5f,
+                         .x = dev_resid(h, x, (size_t)(c->T * c->D)),
+                         .norm = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, g, 1, c->D, 1),
+                         .qkv = dev_matrix(h, TD_FORM_DENSE, TD_ELT_BF16, w, 1, N, c->D),
+                         .bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, b, 1, N, 1),
+                         .cos = dev_f32(h, cos, (size_t)(positions * (c->d / 2))),
+                         .sin = dev_f32(h, sin, (size_t)(positions * (c->d / 2))),
+                         .pos = dev_i32(h, pos, (size_t)c->T),
+                         .slot = dev_i32(h, slot, (size_t)c->T),
+                         .kv = {.base = dev_poison(h, cache),
+                                .head_stride = 2 * slots * c->d + 10,
+                                .side_stride = slots * c->d,
+                                .elt = kv},
+                         .q = dev_poison(h, nq * td_elt_bytes(h->ops->act)),
+                         .ws = dev_ws(h, &dims)};
+    check_ok(h->ops->attn_in(h->s, &a, &err), &err);
+    read_elts(h, a.q, h->ops->act, nq, got);
+    in_ref r = attn_in_ref(h, c, x, g, w, b, cos, sin, pos);
+    check_close("attn_in q", got, r.q, nq, 2 * h->tol->dense);
+    check_cache(h, c, a.kv.base, kv, slot, slots, &r);
+    harness_clear(h);
+}
+
+static void test_attn_in_agrees_with_float64_and_fills_only_its_slots(void **state)
+{
+    for (size_t i = 0; i < N_OF(attn_in_cases); i++) {
+        attn_in_case_on(*state, &attn_in_cases[i], TD_ELT_BF16);
+        attn_in_case_on(*state, &attn_in_cases[i], TD_ELT_F32);
+    }
+}
+
+static void router_case_on(harness *h, const router_case *c)
+{
+    size_t nt = (size_t)(c->T * c->D), nk = (size_t)(c->T * c->k), nm = (size_t)(c->T * c->M);
+    float *x = random_floats(h, nt, 4, true), *g = random_floats(h, (size_t)c->D, 2, true);
+    float *w = random_floats(h, (size_t)(c->M * c->D), 1, true);
+    float *b = random_floats(h, (size_t)c->M, 1, true);
+    float *t = host_floats(h, nt), *prob = host_floats(h, nk);
+    int32_t *idx = (int32_t *)(void *)host_floats(h, nk);
+    double *wt = (double *)(void *)host_floats(h, 2 * nt);
+    double *wl = (double *)(void *)host_floats(h, 2 * nm), *wp = wt;
+    td_dims dims = {
+        .T = c->T, .D = c->D, .H = 1, .K = 1, .d = 2, .M = c->M, .k = c->k, .head_rows = 1};
+    td_router_args a = {.T = c->T,
+                        .D = c->D,
+                        .M = c->M,
+                        .k = c->k,
+                        .eps = 1e-5f,
+                        .x = dev_resid(h, x, nt),
+                        .norm = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, g, 1, c->D, 1),
+                        .w = dev_matrix(h, TD_FORM_DENSE, TD_ELT_BF16, w, 1, c->M, c->D),
+                        .bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, b, 1, c->M, 1),
+                        .t = dev_poison(h, nt * td_elt_bytes(h->ops->act)),
+                        .idx = dev_poison(h, nk * 4),
+                        .prob = dev_poison(h, nk * 4),
+                        .ws = dev_ws(h, &dims)};
+    td_error err = {0};
+
+    check_ok(h->ops->router(h->s, &a, &err), &err);
+    read_elts(h, a.t, h->ops->act, nt, t);
+    read_i32(h, a.idx, nk, idx);
+    read_elts(h, a.prob, TD_ELT_F32, nk, prob);
+    ref_rmsnorm(c->T, c->D, 1e-5, x, g, wt);
+    check_close("router t", t, wt, nt, h->tol->norm);
+    if (h->ops->act == TD_ELT_BF16) /* choose from what the device has, or ties differ */
+        for (size_t i = 0; i < nt; i++)
+            wt[i] = t[i];
+    ref_dense(c->T, c->M, c->D, wt, w, b, wl);
+    for (int32_t r = 0; r < c->T; r++) {
+        int32_t want[128];
+
+        ref_top_k(c->M, c->k, wl + r * c->M, want, wp);
+        for (int32_t j = 0; j < c->k; j++) {
+            assert_int_equal(idx[r * c->k + j], want[j]);
+            assert_float_equal(prob[r * c->k + j], wp[j], 2e-4);
+        }
+    }
+    harness_clear(h);
+}
+
+static void test_router_agrees_with_float64(void **state)
+{
+    for (size_t i = 0; i < N_OF(router_cases); i++)
+        router_case_on(*state, &router_cases[i]);
+}
+
+/* The router on logits that are given: zero weights, the logits as bias. */
+static void route(harness *h, const float *logits, int32_t M, int32_t k, int32_t *idx, float *prob)
+{
+    float x[2] = {1, 1}, w[2 * 8] = {0};
+    td_dims dims = {.T = 1, .D = 2, .H = 1, .K = 1, .d = 2, .M = M, .k = k, .head_rows = 1};
+    td_router_args a = {.T = 1,
+                        .D = 2,
+                        .M = M,
+                        .k = k,
+                        .eps = 1e-5f,
+                        .x = dev_resid(h, x, 2),
+                        .norm = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, x, 1, 2, 1),
+                        .w = dev_matrix(h, TD_FORM_DENSE, TD_ELT_BF16, w, 1, M, 2),
+                        .bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, logits, 1, M, 1),
+                        .t = dev_poison(h, 8),
+                        .idx = dev_poison(h, (size_t)k * 4),
+                        .prob = dev_poison(h, (size_t)k * 4),
+                        .ws = dev_ws(h, &dims)};
+    td_error err = {0};
+
+    check_ok(h->ops->router(h->s, &a, &err), &err);
+    read_i32(h, a.idx, (size_t)k, idx);
+    read_elts(h, a.prob, TD_ELT_F32, (size_t)k, prob);
+    harness_clear(h);
+}
+
+static void test_router_check_7_of_the_specification(void **state)
+{
+    const float logits[8] = {0.1f, 2, -1, 1.5f, 2.5f, 0, 1.75f, -3};
+    const int32_t want[4] = {4, 1, 6, 3};
+    const double weights[4] = {0.4087009734, 0.2478896710, 0.1930566699, 0.1503526857};
+    int32_t idx[4];
+    float prob[4];
+
+    route(*state, logits, 8, 4, idx, prob);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(idx[i], want[i]);
+        assert_float_equal(prob[i], weights[i], 1e-6);
+    }
+}
+
+static void test_router_breaks_ties_by_the_lower_expert(void **state)
+{
+    const float logits[8] = {1, 2, 2, 0, 2, 1, -1, 2};
+    const int32_t want[6] = {1, 2, 4, 7, 0, 5};
+    int32_t idx[6];
+    float prob[6];
+
+    route(*state, logits, 8, 6, idx, prob);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(idx[i], want[i]);
+    assert_float_equal(prob[0], prob[3], 0);
+}
+
+static void test_router_stays_in_range_on_nan(void **state)
+{
+    const float logits[4] = {NAN, NAN, 1, NAN};
+    int32_t idx[3], seen = 0;
+    float prob[3];
+
+    route(*state, logits, 4, 3, idx, prob);
+    assert_int_equal(idx[0], 2);
+    for (int i = 0; i < 3; i++) {
+        assert_in_range(idx[i], 0, 3);
+        seen |= 1 << idx[i];
+    }
+    assert_int_equal(__builtin_popcount((unsigned)seen), 3);
+}
+
+/* RMSNorm, seen through the router's t. */
+static void normed(harness *h, const float *x, const float *g, int32_t D, float *t)
+{
+    float w[8] = {0}, b[1] = {0};
+    td_dims dims = {.T = 1, .D = D, .H = 1, .K = 1, .d = 2, .M = 1, .k = 1, .head_rows = 1};
+    td_router_args a = {.T = 1,
+                        .D = D,
+                        .M = 1,
+                        .k = 1,
+                        .eps = 1e-5f,
+                        .x = dev_resid(h, x, (size_t)D),
+                        .norm = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, g, 1, D, 1),
+                        .w = dev_matrix(h, TD_FORM_DENSE, TD_ELT_BF16, w, 1, 1, D),
+                        .bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, b, 1, 1, 1),
+                        .t = dev_poison(h, (size_t)D * 4),
+                        .idx = dev_poison(h, 4),
+                        .prob = dev_poison(h, 4),
+                        .ws = dev_ws(h, &dims)};
+    td_error err = {0};
+
+    check_ok(h->ops->router(h->s, &a, &err), &err);
+    read_elts(h, a.t, h->ops->act, (size_t)D, t);
+    harness_clear(h);
+}
+
+static void test_rmsnorm_check_4_of_the_specification(void **state)
+{
+    harness *h = *state;
+    const float x[4] = {1, -2, 3, -4}, g[4] = {1, .5f, 2, 1}, ones[4] = {1, 1, 1, 1};
+    const float tiny[4] = {1e-3f, 1e-3f, 1e-3f, 1e-3f};
+    const double want[4] = {0.3651481282, -0.3651481282, 2.1908887694, -1.4605925130};
+    double eps = h->ops->act == TD_ELT_F32 ? 1e-6 : 1e-2;
+    float t[4];
+
+    normed(h, x, g, 4, t);
+    for (int i = 0; i < 4; i++)
+        assert_float_equal(t[i], want[i], eps);
+    normed(h, tiny, ones, 4, t);
+    for (int i = 0; i < 4; i++)
+        assert_float_equal(t[i], 0.3015113446, eps); /* epsilon under the root, not after it */
+}
+
+static void head_case(harness *h, const dense_case *c)
+{
+    int32_t D = c->K, V = c->N, n = (c->T + 1) / 2;
+    size_t nx = (size_t)c->T * (size_t)D, nl = (size_t)n * (size_t)V;
+    float *x = random_floats(h, nx, 4, true), *g = random_floats(h, (size_t)D, 2, true);
+    float *w = random_floats(h, (size_t)V * (size_t)D, 0.1, true), *got = host_floats(h, nl);
+    int32_t *rows = (int32_t *)(void *)host_floats(h, (size_t)n);
+    double *t = (double *)(void *)host_floats(h, 2 * nx), *want;
+    double *picked = (double *)(void *)host_floats(h, 2 * (size_t)n * (size_t)D);
+    td_dims dims = {.T = c->T, .D = D, .H = 1, .K = 1, .d = 2, .M = 1, .k = 1, .head_rows = n};
+    td_error err = {0};
+
+    want = (double *)(void *)host_floats(h, 2 * nl);
+    ref_rmsnorm(c->T, D, 1e-5, x, g, t);
+    for (int32_t i = 0; i < n; i++) {
+        rows[i] = c->T - 1 - 2 * i >= 0 ? c->T - 1 - 2 * i : 0;
+        memcpy(picked + (size_t)i * (size_t)D, t + (size_t)rows[i] * (size_t)D,
+               (size_t)D * sizeof *t);
+    }
+    ref_dense(n, V, D, picked, w, NULL, want);
+    td_head_args a = {.n = n,
+                      .D = D,
+                      .V = V,
+                      .eps = 1e-5f,
+                      .x = dev_resid(h, x, nx),
+                      .rows = dev_i32(h, rows, (size_t)n),
+                      .norm = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, g, 1, D, 1),
+                      .w = dev_matrix(h, TD_FORM_DENSE, TD_ELT_BF16, w, 1, V, D),
+                      .out = dev_poison(h, nl * 4),
+                      .ws = dev_ws(h, &dims)};
+    check_ok(h->ops->head(h->s, &a, &err), &err);
+    read_elts(h, a.out, TD_ELT_F32, nl, got);
+    check_close("head", got, want, nl, 2 * h->tol->dense);
+    harness_clear(h);
+}
+
+static void test_head_agrees_with_float64(void **state)
+{
+    for (size_t i = 0; i < N_OF(dense_cases); i++)
+        head_case(*state, &dense_cases[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attn_out_agrees_with_float64),
+        cmocka_unit_test(test_attn_out_refuses_a_matrix_of_another_shape),
+        cmocka_unit_test(test_embed_gathers_its_rows_and_zeros_the_others),
+        cmocka_unit_test(test_add_sums_parts_in_rank_order),
+        cmocka_unit_test(test_attn_in_agrees_with_float64_and_fills_only_its_slots),
+        cmocka_unit_test(test_router_agrees_with_float64),
+        cmocka_unit_test(test_router_check_7_of_the_specification),
+        cmocka_unit_test(test_router_breaks_ties_by_the_lower_expert),
+        cmocka_unit_test(test_router_stays_in_range_on_nan),
+        cmocka_unit_test(test_rmsnorm_check_4_of_the_specification),
+        cmocka_unit_test(test_head_agrees_with_float64),
+    };
+    return cmocka_run_group_tests(tests, harness_open, harness_close);
+}

@@ -1,0 +1,377 @@
+/* Experts against float64: packed and dense weights, empty experts, all tokens on one, none here,
+ * splits of the inner width; every MXFP4 byte; the activation's worked values. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/ops/harness.h"
+#include "tests/ops/ref.h"
+
+#define N_OF(a) (sizeof(a) / sizeof(a)[0])
+
+/* Random weights [E][N][K] and how they are loaded: x is what they mean. */
+static const td_matrix *make_weights(harness *h, td_form form, expert_weights kind, int32_t E,
+                                     int32_t N, int32_t K, double scale, float **x)
+{
+    size_t n = (size_t)E * (size_t)N * (size_t)K;
+    uint8_t *blocks, *scales;
+    td_matrix m;
+    td_error err = {0};
+
+    if (kind != WEIGHTS_MXFP4) {
+        td_elt elt = kind == WEIGHTS_F32 ? TD_ELT_F32 : TD_ELT_BF16;
+
+        *x = random_floats(h, n, scale, elt == TD_ELT_BF16);
+        return dev_matrix(h, form, elt, *x, E, N, K);
+    }
+    *x = host_floats(h, n);
+    blocks = malloc(n / 2);
+    scales = malloc(n / 32);
+    assert_non_null(blocks);
+    assert_non_null(scales);
+    for (size_t i = 0; i < n / 2; i++)
+        blocks[i] = (uint8_t)random_bits(h);
+    for (size_t i = 0; i < n / 32; i++)
+        scales[i] = (uint8_t)(120 + random_bits(h) % 5);
+    for (size_t i = 0; i < n; i++)
+        (*x)[i] = (float)ref_mxfp4(i % 2 ? blocks[i / 2] >> 4 : blocks[i / 2] & 15, scales[i / 32]);
+    check_ok(h->ops->load_mxfp4(h->dev, form,
+                                &(td_host_mxfp4){.blocks = blocks,
+                                                 .scales = scales,
+                                                 .expert_blocks = (int64_t)N * K / 2,
+                                                 .expert_scales = (int64_t)N * K / 32,
+                                                 .row_blocks = K / 2,
+                                                 .row_scales = K / 32,
+                                                 .E = E,
+                                                 .N = N,
+                                                 .K = K},
+                                &m, &err),
+             &err);
+    free(blocks);
+    free(scales);
+    return keep_matrix(h, &m);
+}
+
+typedef struct made {
+    float *t, *prob, *w1, *b1, *w2, *b2;
+    int32_t *idx;
+} made;
+
+static void choose(harness *h, const expert_case *c, made *m)
+{
+    for (int32_t t = 0; t < c->T; t++)
+        for (int32_t j = 0; j < c->k; j++) {
+            int32_t e, again;
+
+            do { /* distinct experts, as the router promises */
+                e = (int32_t)(random_bits(h) % (uint32_t)c->M);
+                if (c->spread == SPREAD_ONE && j == 0)
+                    e = c->first;
+                if (c->spread == SPREAD_LOCAL_NONE && e >= c->first && e < c->first + c->E)
+                    e = (e + c->E) % c->M;
+                again = 0;
+                for (int32_t i = 0; i < j; i++)
+                    again |= m->idx[t * c->k + i] == e;
+            } while (again);
+            m->idx[t * c->k + j] = e;
+            m->prob[t * c->k + j] = 1.0f / (float)(j + 1);
+        }
+}
+
+static void experts_ref(const expert_case *c, const made *m, double *out)
+{
+    int32_t D = c->D, I = c->I;
+    double *td = malloc((size_t)D * 8), *u = malloc((size_t)I * 16), *y = malloc((size_t)D * 8);
+
+    memset(out, 0, (size_t)(c->T * D) * sizeof *out);
+    for (int32_t t = 0; t < c->T; t++)
+        for (int32_t j = 0; j < c->k; j++) {
+            int32_t e = m->idx[t * c->k + j] - c->first;
+
+            if (e < 0 || e >= c->E)
+                continue;
+            for (int32_t i = 0; i < D; i++)
+                td[i] = m->t[t * D + i];
+            ref_dense(1, 2 * I, D, td, m->w1 + (size_t)e * 2 * (size_t)I * (size_t)D,
+                      m->b1 + e * 2 * I, u);
+            for (int32_t i = 0; i < I; i++)
+                u[i] = ref_swiglu(u[2 * i], u[2 * i + 1], 7);
+            ref_dense(1, D, I, u, m->w2 + (size_t)e * (size_t)I * (size_t)D, m->b2 + e * D, y);
+            for (int32_t i = 0; i < D; i++)
+                out[t * D + i] += m->prob[t * c->k + j] * y[i];
+        }
+    free(td);
+    free(u);
+    free(y);
+}
+
+static void expert_case_on(harness *h, const expert_case *c)
+{
+    size_t nt = (size_t)(c->T * c->D), nk = (size_t)(c->T * c->k), act = td_elt_bytes(h->ops->act);
+    made m = {.t = random_floats(h, nt, 1, true),
+              .prob = host_floats(h, nk),
+              .idx = (int32_t *)(void *)host_floats(h, nk),
+              .b1 = random_floats(h, (size_t)(c->E * 2 * c->I), 2, true),
+              .b2 = random_floats(h, (size_t)(c->E * c->D), 2, true)};
+    float *got = host_floats(h, nt), *alone = host_floats(h, (size_t)c->D);
+    double *want = (double *)(void *)host_floats(h, 2 * nt);
+    td_dims dims = {.T = c->T,
+                    .D = c->D,
+                    .H = 1,
+                    .K = 1,
+                    .d = 2,
+                    .M = c->M,
+                    .E = c->E,
+                    .I = c->I,
+                    .k = c->k,
+                    .head_rows = 1};
+    td_error err = {0};
+
+    if (h->ops->act == TD_ELT_BF16 && c->weights == WEIGHTS_F32)
+        return; /* a form for checking f32 backends */
+    choose(h, c, &m);
+    td_experts_args a = {
+        .T = c->T,
+        .D = c->D,
+        .I = c->I,
+        .E = c->E,
+        .k = c->k,
+        .expert_first = c->first,
+        .limit = 7,
+        .t = dev_act(h, m.t, nt),
+        .idx = dev_i32(h, m.idx, nk),
+        .prob = dev_f32(h, m.prob, nk),
+        .gate_up = make_weights(h, TD_FORM_GATE_UP, c->weights, c->E, 2 * c->I, c->D, .2, &m.w1),
+        .gate_up_bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, m.b1, 1, c->E * 2 * c->I, 1),
+        .down = make_weights(h, TD_FORM_DOWN, c->weights, c->E, c->D, c->I, .2, &m.w2),
+        .down_bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, m.b2, 1, c->E * c->D, 1),
+        .out = dev_poison(h, nt * act),
+        .ws = dev_ws(h, &dims)};
+    check_ok(h->ops->experts(h->s, &a, &err), &err);
+    read_elts(h, a.out, h->ops->act, nt, got);
+    experts_ref(c, &m, want);
+    check_close("experts", got, want, nt, h->tol->expert);
+    for (int32_t t = 0; t < c->T; t += c->T / 5 + 1) { /* a token alone: the same bits */
+        td_experts_args one = a;
+
+        one.T = 1;
+        one.t = (const char *)a.t + (size_t)t * (size_t)c->D * act;
+        one.idx = a.idx + t * c->k;
+        one.prob = a.prob + t * c->k;
+        one.out = dev_poison(h, (size_t)c->D * act);
+        check_ok(h->ops->experts(h->s, &one, &err), &err);
+        read_elts(h, one.out, h->ops->act, (size_t)c->D, alone);
+        assert_memory_equal(alone, got + (size_t)t * (size_t)c->D, (size_t)c->D * 4);
+    }
+    harness_clear(h);
+}
+
+static void test_experts_agree_with_float64(void **state)
+{
+    for (size_t i = 0; i < N_OF(expert_cases); i++)
+        expert_case_on(*state, &expert_cases[i]);
+}
+
+/* One expert, one token: with zero weights the biases are what the activation sees, and an identity
+ * as the second matrix shows what it made of them. */
+static void test_swiglu_check_5_of_the_specification(void **state)
+{
+    harness *h = *state;
+    enum { N = 9 };
+    static const float pairs[2 * N] = {0, 0, 1, 0,  1,   1,   -1, 2,   7,
+                                       7, 8, 8, 20, -20, -20, 20, -20, -20};
+    static const double want[N] = {0,
+                                   0.8457957659,
+                                   1.6915915319,
+                                   -0.4626127022,
+                                   55.9996250264,
+                                   55.9996250264,
+                                   -41.9997187698,
+                                   -2.6347282e-13,
+                                   1.9760461e-13};
+    float t[N] = {0}, w1[2 * N * N] = {0}, w2[N * N] = {0}, b2[N] = {0}, prob = 1, got[N];
+    int32_t idx = 0;
+    td_dims dims = {
+        .T = 1, .D = N, .H = 1, .K = 1, .d = 2, .M = 1, .E = 1, .I = N, .k = 1, .head_rows = 1};
+    td_error err = {0};
+
+    for (int i = 0; i < N; i++)
+        w2[i * N + i] = 1;
+    td_experts_args a = {.T = 1,
+                         .D = N,
+                         .I = N,
+                         .E = 1,
+                         .k = 1,
+                         .limit = 7,
+                         .t = dev_act(h, t, N),
+                         .idx = dev_i32(h, &idx, 1),
+                         .prob = dev_f32(h, &prob, 1),
+                         .gate_up = dev_matrix(h, TD_FORM_GATE_UP, TD_ELT_BF16, w1, 1, 2 * N, N),
+                         .gate_up_bias =
+                             dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, pairs, 1, 2 * N, 1),
+                         .down = dev_matrix(h, TD_FORM_DOWN, TD_ELT_BF16, w2, 1, N, N),
+                         .down_bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, b2, 1, N, 1),
+                         .out = dev_poison(h, sizeof got),
+                         .ws = dev_ws(h, &dims)};
+    check_ok(h->ops->experts(h->s, &a, &err), &err);
+    read_elts(h, a.out, h->ops->act, N, got);
+    for (int i = 0; i < N; i++)
+        assert_float_equal(got[i], want[i],
+                           fabs(want[i]) * (h->ops->act == TD_ELT_F32 ? 1e-6 : 8e-3));
+    harness_clear(h);
+}
+
+/* A very negative gate must give 0 and not NaN; a NaN must not be clamped away. */
+static void test_swiglu_extremes(void **state)
+{
+    harness *h = *state;
+    enum { N = 4 };
+    static const float pairs[2 * N] = {-3e38f, 5, -100, 7, NAN, 1, 1, NAN};
+    float t[N] = {0}, w1[2 * N * N] = {0}, w2[N * N] = {0}, b2[N] = {0}, prob = 1, got[N];
+    int32_t idx = 0;
+    td_dims dims = {
+        .T = 1, .D = N, .H = 1, .K = 1, .d = 2, .M = 1, .E = 1, .I = N, .k = 1, .head_rows = 1};
+    td_error err = {0};
+
+    w2[0] = w2[5] = 1; /* outputs 0 and 1 see columns 0 and 1; NaN times 0 is NaN in all */
+    for (int nan = 0; nan < 2; nan++) {
+        float b1[2 * N];
+
+        memcpy(b1, pairs, sizeof b1);
+        if (!nan)
+            memset(b1 + 4, 0, 4 * sizeof *b1);
+        td_experts_args a = {
+            .T = 1,
+            .D = N,
+            .I = N,
+            .E = 1,
+            .k = 1,
+            .limit = 7,
+            .t = dev_act(h, t, N),
+            .idx = dev_i32(h, &idx, 1),
+            .prob = dev_f32(h, &prob, 1),
+            .gate_up = dev_matrix(h, TD_FORM_GATE_UP, TD_ELT_BF16, w1, 1, 2 * N, N),
+            .gate_up_bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, b1, 1, 2 * N, 1),
+            .down = dev_matrix(h, TD_FORM_DOWN, TD_ELT_BF16, w2, 1, N, N),
+            .down_bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, b2, 1, N, 1),
+            .out = dev_poison(h, sizeof got),
+            .ws = dev_ws(h, &dims)};
+        check_ok(h->ops->experts(h->s, &a, &err), &err);
+        read_elts(h, a.out, h->ops->act, N, got);
+        if (nan) {
+            assert_true(isnan(got[0]));
+        } else {
+            assert_float_equal(got[0], 0, 1e-30);
+            assert_float_equal(got[1], 0, 1e-30);
+        }
+        harness_clear(h);
+    }
+}
+
+/* Check 9: all byte values with these scales, and the worked example, each weight read back
+ * exactly: row r of the second matrix holds bytes 16 r .. 16 r + 15, and one column at a time is
+ * not 0. */
+static void mxfp4_bytes(harness *h, int scale, const uint8_t *blocks, int rows)
+{
+    enum { I = 32 };
+    float *b2 = host_floats(h, (size_t)rows), *got = host_floats(h, (size_t)rows), prob = 1;
+    uint8_t scales[16];
+    int32_t idx = 0;
+    td_matrix down;
+    td_error err = {0};
+    td_dims dims = {
+        .T = 1, .D = rows, .H = 1, .K = 1, .d = 2, .M = 1, .E = 1, .I = I, .k = 1, .head_rows = 1};
+
+    memset(scales, scale, sizeof scales);
+    check_ok(h->ops->load_mxfp4(h->dev, TD_FORM_DOWN,
+                                &(td_host_mxfp4){.blocks = blocks,
+                                                 .scales = scales,
+                                                 .expert_blocks = 16 * rows,
+                                                 .expert_scales = rows,
+                                                 .row_blocks = 16,
+                                                 .row_scales = 1,
+                                                 .E = 1,
+                                                 .N = rows,
+                                                 .K = I},
+                                &down, &err),
+             &err);
+    const td_matrix *down_kept = keep_matrix(h, &down);
+    float *x = host_floats(h, (size_t)rows), *wz = host_floats(h, 2 * I * (size_t)rows);
+    for (int col = 0; col < I; col++) {
+        float b1[2 * I] = {0};
+
+        b1[2 * col] = 1; /* gate 0 gives 0: only this column is not 0, but swiglu(1, 0) */
+        td_experts_args a = {
+            .T = 1,
+            .D = rows,
+            .I = I,
+            .E = 1,
+            .k = 1,
+            .limit = 7,
+            .t = dev_act(h, x, (size_t)rows),
+            .idx = dev_i32(h, &idx, 1),
+            .prob = dev_f32(h, &prob, 1),
+            .gate_up = dev_matrix(h, TD_FORM_GATE_UP, TD_ELT_BF16, wz, 1, 2 * I, rows),
+            .gate_up_bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, b1, 1, 2 * I, 1),
+            .down = down_kept,
+            .down_bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_BF16, b2, 1, rows, 1),
+            .out = dev_poison(h, (size_t)rows * 4),
+            .ws = dev_ws(h, &dims)};
+        check_ok(h->ops->experts(h->s, &a, &err), &err);
+        read_elts(h, a.out, h->ops->act, (size_t)rows, got);
+        for (int r = 0; r < rows; r++) {
+            uint8_t byte = blocks[16 * r + col / 2];
+            double w = ref_mxfp4(col % 2 ? byte >> 4 : byte & 15, scale);
+            double tol = h->ops->act == TD_ELT_F32 ? 4e-7 : 8e-3, want = w * 0.8457957659;
+
+            assert_true(fabs(got[r] - want) <= fabs(want) * tol);
+        }
+        /* Matrices of this column go; the packed one stays. */
+        while (h->n_matrices > 1)
+            h->ops->unload(&h->matrices[--h->n_matrices]);
+        while (h->n_held > 0)
+            h->ops->release(&h->held[--h->n_held]);
+    }
+    harness_clear(h);
+}
+
+static void test_mxfp4_check_9_of_the_specification(void **state)
+{
+    harness *h = *state;
+    static const int scales[] = {3, 119, 127, 135, 252};
+    uint8_t all[256] = {0}, example[16] = {0x21, 0x43, 0x65, 0x87};
+
+    for (int i = 0; i < 256; i++)
+        all[i] = (uint8_t)i;
+    for (size_t i = 0; i < N_OF(scales); i++)
+        mxfp4_bytes(h, scales[i], all, 16);
+    mxfp4_bytes(h, 122, example, 1);
+}
+
+static void test_mxfp4_refuses_a_scale_that_is_not_a_number(void **state)
+{
+    harness *h = *state;
+    uint8_t blocks[16] = {0}, scales[1] = {255};
+    td_matrix m;
+    td_error err = {0};
+
+    assert_int_equal(
+        h->ops->load_mxfp4(
+            h->dev, TD_FORM_DOWN,
+            &(td_host_mxfp4){.blocks = blocks, .scales = scales, .E = 1, .N = 1, .K = 32}, &m,
+            &err),
+        TD_INVALID);
+    assert_null(m.mem.ptr);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_experts_agree_with_float64),
+        cmocka_unit_test(test_swiglu_check_5_of_the_specification),
+        cmocka_unit_test(test_swiglu_extremes),
+        cmocka_unit_test(test_mxfp4_check_9_of_the_specification),
+        cmocka_unit_test(test_mxfp4_refuses_a_scale_that_is_not_a_number),
+    };
+    return cmocka_run_group_tests(tests, harness_open, harness_close);
+}
