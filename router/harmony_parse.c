@@ -176,17 +176,19 @@ typedef enum header_end {
 /* No <|message|> came: what is not header is the content. */
 static void abandon_header(harmony_parser *p, header_end how)
 {
-    harmony_heading hg = harmony_header_read_body(&p->header, &p->names, p->stats.repairs);
-    bool bare = hg.channel == HARMONY_NO_CHANNEL && hg.target == HARMONY_TARGET_NONE &&
-                p->header.marks.len == 0;
-    uint64_t ids = p->header.text_ids;
-    td_slice body = hg.body;
+    harmony_heading hg;
+    bool bare;
+    td_slice body;
     harmony_route to;
 
     p->state = ST_BETWEEN;
     p->oom |= p->header.text.oom || p->header.marks.oom;
     if (p->header.text.len == 0 && p->header.marks.len == 0)
         return;
+    hg = harmony_header_read_body(&p->header, &p->names, p->stats.repairs);
+    bare = hg.channel == HARMONY_NO_CHANNEL && hg.target == HARMONY_TARGET_NONE &&
+           p->header.marks.len == 0;
+    body = hg.body;
     if (how == BY_CUT && (body.len == 0 || is_cut_header(body)))
         return; /* also a call whose name may be half */
     if (how == BY_CUT && bare && p->origin == FROM_START && memchr(body.ptr, ' ', body.len) == NULL)
@@ -206,13 +208,13 @@ static void abandon_header(harmony_parser *p, header_end how)
     if (bare && p->origin != FROM_START && hg.author == HARMONY_AUTHOR_ASSISTANT) {
         td_buf_clear(&p->bare);
         td_buf_add(&p->bare, body.ptr, body.len);
-        p->bare_ids = ids;
+        p->bare_ids = p->header.text_ids;
         p->oom |= p->bare.oom;
         return; /* the end of the answer, or the next message, tells what it is */
     }
     to = route_of(p, &hg);
     if (to == HARMONY_TO_REASONING)
-        p->stats.reasoning_tokens += ids;
+        p->stats.reasoning_tokens += p->header.text_ids;
     send_message(p, to, hg.name, body, how != BY_CUT);
 }
 

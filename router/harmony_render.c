@@ -132,6 +132,21 @@ static bool is_final(const chat_message *m)
     return m->role == CHAT_ASSISTANT && m->content.len > 0 && m->n_calls == 0;
 }
 
+/* How many messages there are, not counting those at the end that render to nothing. */
+static size_t n_said(const chat *c)
+{
+    size_t n = c->n_messages;
+
+    for (; n > 0; n--) {
+        const chat_message *m = &c->messages[n - 1];
+
+        if (m->role == CHAT_USER || m->role == CHAT_TOOL || m->content.len > 0 ||
+            m->reasoning.len > 0 || m->n_calls > 0)
+            break;
+    }
+    return n;
+}
+
 /* Reasoning, then what was said, then the calls: the order in which the model writes. */
 static td_status add_assistant(render *r, size_t index, int32_t final_terminator)
 {
@@ -236,8 +251,8 @@ static td_status add_opening(render *r)
 static td_status add_messages(render *r, int32_t last_final_terminator)
 {
     const chat *c = r->c;
+    size_t i = 0, n = n_said(c);
     td_status st = TD_OK;
-    size_t i = 0;
 
     while (i < c->n_messages &&
            (c->messages[i].role == CHAT_SYSTEM || c->messages[i].role == CHAT_DEVELOPER))
@@ -251,7 +266,7 @@ static td_status add_messages(render *r, int32_t last_final_terminator)
         case CHAT_DEVELOPER: st = add_later_instructions(r, m->content); break;
         case CHAT_USER: st = add_plain(r, "user", m->content); break;
         case CHAT_ASSISTANT:
-            st = add_assistant(r, i, to == c->n_messages ? last_final_terminator : r->ids->end);
+            st = add_assistant(r, i, to == n ? last_final_terminator : r->ids->end);
             break;
         case CHAT_TOOL:
             while (to < c->n_messages && c->messages[to].role == CHAT_TOOL)
@@ -269,7 +284,7 @@ static td_status add_messages(render *r, int32_t last_final_terminator)
  * turn it ends is still the current one. */
 static size_t first_kept_reasoning(const harmony *h, const chat *c)
 {
-    size_t i = c->n_messages;
+    size_t i = n_said(c);
 
     if (harmony_options_of(h)->keep_analysis)
         return 0;
