@@ -1,28 +1,29 @@
 /* The queue for long pieces. Keys are (rank, position), the smallest first, at most one valid key a
  * position. A binary heap of a million keys costs some twenty cache misses a step, ten times what
- * ordinary text costs, so keys are kept apart by rank instead:
+ * ordinary text costs, so keys are kept in buckets, a list for each rank. The lowest bucket is made
+ * active: its positions are sorted and worked through from the left.
  *
- *   buckets   one list a rank, unordered, for ranks above the one being worked on
- *   active    the positions of the lowest bucket, sorted, worked through from the left
- *   urgent    a small heap for keys that come up at or below the active rank
+ * A merge makes two new pairs, one on each side. Most have higher ranks and go to their buckets.
+ * One with a lower rank than the active bucket comes next, before any other pair there is, since
+ * all others are at the active rank or above: it is merged at once, and so on from there. None has
+ * the active rank itself, for it contains what that rank gives. So the active rank only rises, and
+ * finding the next bucket is a walk over a bitmap.
  *
- * The next key is the smaller of the fronts of active and urgent; when both are empty the next
- * bucket becomes active. Since nothing below the active rank is ever put in a bucket, the active
- * rank only rises, and finding the next bucket is a walk over a bitmap. Merges mostly give higher
- * ranks, so urgent stays small. Keys of pairs that are gone are not searched for, but seen to be
- * stale when they come up: rank[] of their position has changed. A position never gets the same
- * rank twice, since its pair only grows.
- *
- * After a piece every bucket is empty again, so the next piece starts without clearing anything. */
+ * Keys of pairs that are gone are not searched for, but seen to be stale when they come up: rank[]
+ * of their position has changed. A position never gets the same rank twice, since its pair only
+ * grows. After a piece every bucket is empty again, so the next piece starts without clearing
+ * anything. */
 #include "router/bpe.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct bpe_entry {
-    uint32_t pos;
-    uint32_t next; /* index + 1 of the next one of the bucket or of the free list; 0: none */
-} bpe_entry;
+/* One cache line of a bucket. Single entries in a list would cost a miss each. */
+typedef struct bpe_chunk {
+    uint32_t next; /* index + 1 of the next chunk of the bucket or of the free list; 0: none */
+    uint32_t n;
+    uint32_t pos[14];
+} bpe_chunk;
 
 typedef struct bpe_queue {
     /* One element a byte of the piece, in one block. A token lives at its first byte. */
@@ -30,17 +31,14 @@ typedef struct bpe_queue {
     uint32_t *id, *next, *prev;
     uint32_t *rank; /* of the merge with the next token, MERGE_NONE if there is none */
     uint32_t *active;
-    bpe_entry *entries; /* 2 * cap: each merge takes one key out and puts two in */
     size_t n_active, i_active;
-    uint32_t n_entries, free_entry;
-    int64_t floor; /* rank of the active bucket; -1 before the first */
+    uint32_t above; /* 1 + the rank of the active bucket; 0 before the first */
 
     uint32_t n_ranks;
-    uint32_t *buckets;  /* index + 1 of the bucket's first entry */
+    uint32_t *buckets;  /* a rank: index + 1 of the chunk that was begun last */
     uint64_t *nonempty; /* a bit a rank */
-
-    uint64_t *urgent; /* binary heap of rank << 32 | pos */
-    size_t n_urgent, cap_urgent;
+    bpe_chunk *chunks;
+    uint32_t n_chunks, cap_chunks, free_chunk;
 } bpe_queue;
 
 static void queue_free(bpe_queue *q)
@@ -50,7 +48,7 @@ static void queue_free(bpe_queue *q)
     free(q->id);
     free(q->buckets);
     free(q->nonempty);
-    free(q->urgent);
+    free(q->chunks);
     free(q);
 }
 
@@ -82,76 +80,62 @@ static td_status queue_open(bpe_scratch *s, uint32_t n_ranks, size_t n, td_error
             cap += cap / 2;
         free(q->id);
         q->cap = 0;
-        q->id = malloc(cap * (5 * sizeof(uint32_t) + 2 * sizeof(bpe_entry)));
+        q->id = malloc(cap * 5 * sizeof *q->id);
         if (q->id == NULL)
             return td_fail(err, TD_NOMEM, "no memory to merge a piece of %zu bytes", n);
-        q->cap = cap;
         q->next = q->id + cap;
         q->prev = q->next + cap;
         q->rank = q->prev + cap;
         q->active = q->rank + cap;
-        q->entries = (bpe_entry *)(q->active + cap);
+        q->cap = cap;
     }
     q->n_active = q->i_active = 0;
-    q->n_entries = q->free_entry = 0;
-    q->n_urgent = 0;
-    q->floor = -1;
+    q->n_chunks = q->free_chunk = 0;
+    q->above = 0;
     return TD_OK;
 }
 
-static bool urgent_push(bpe_queue *q, uint64_t key)
+/* Index + 1 of an empty chunk, 0 when there is no memory. */
+static uint32_t take_chunk(bpe_queue *q)
 {
-    size_t i = q->n_urgent;
+    uint32_t c = q->free_chunk;
 
-    if (i == q->cap_urgent) {
-        size_t cap = q->cap_urgent ? 2 * q->cap_urgent : 64;
-        uint64_t *p = realloc(q->urgent, cap * sizeof *p);
+    if (c != 0) {
+        q->free_chunk = q->chunks[c - 1].next;
+        return c;
+    }
+    if (q->n_chunks == q->cap_chunks) {
+        uint32_t cap = q->cap_chunks ? 2 * q->cap_chunks : 256;
+        bpe_chunk *p = realloc(q->chunks, cap * sizeof *p);
 
         if (p == NULL)
-            return false;
-        q->urgent = p;
-        q->cap_urgent = cap;
+            return 0;
+        q->chunks = p;
+        q->cap_chunks = cap;
     }
-    for (; i > 0 && q->urgent[(i - 1) / 2] > key; i = (i - 1) / 2)
-        q->urgent[i] = q->urgent[(i - 1) / 2];
-    q->urgent[i] = key;
-    q->n_urgent++;
-    return true;
-}
-
-static void urgent_pop(bpe_queue *q)
-{
-    uint64_t key = q->urgent[--q->n_urgent];
-    size_t i = 0, child;
-
-    while ((child = 2 * i + 1) < q->n_urgent) {
-        if (child + 1 < q->n_urgent && q->urgent[child + 1] < q->urgent[child])
-            child++;
-        if (q->urgent[child] >= key)
-            break;
-        q->urgent[i] = q->urgent[child];
-        i = child;
-    }
-    q->urgent[i] = key;
+    return ++q->n_chunks;
 }
 
 static bool queue_push(bpe_queue *q, uint32_t rank, uint32_t pos)
 {
-    uint32_t e = q->free_entry;
+    uint32_t c;
 
     if (rank == MERGE_NONE)
         return true;
-    if ((int64_t)rank <= q->floor)
-        return urgent_push(q, (uint64_t)rank << 32 | pos);
-    if (e != 0) {
-        q->free_entry = q->entries[e - 1].next;
-    } else {
-        e = ++q->n_entries;
-        td_assert(e <= 2 * q->cap);
+    td_assert(rank >= q->above);
+    c = q->buckets[rank];
+    if (c == 0 || q->chunks[c - 1].n == sizeof q->chunks->pos / sizeof *q->chunks->pos) {
+        uint32_t full = c;
+
+        c = take_chunk(q);
+        if (c == 0)
+            return false;
+        q->chunks[c - 1].next = full;
+        q->chunks[c - 1].n = 0;
+        q->buckets[rank] = c;
+        q->nonempty[rank / 64] |= (uint64_t)1 << rank % 64;
     }
-    q->entries[e - 1] = (bpe_entry){pos, q->buckets[rank]};
-    q->buckets[rank] = e;
-    q->nonempty[rank / 64] |= (uint64_t)1 << rank % 64;
+    q->chunks[c - 1].pos[q->chunks[c - 1].n++] = pos;
     return true;
 }
 
@@ -188,9 +172,9 @@ static void sort_active(bpe_queue *q)
 /* Make the lowest bucket active. False when all are empty. */
 static bool queue_advance(bpe_queue *q)
 {
-    size_t from = (size_t)(q->floor + 1), word = from / 64, n_words = (size_t)q->n_ranks / 64 + 1;
-    uint64_t bits = word < n_words ? q->nonempty[word] >> from % 64 << from % 64 : 0;
-    uint32_t rank, e, last = 0;
+    size_t word = q->above / 64, n_words = (size_t)q->n_ranks / 64 + 1;
+    uint64_t bits = q->nonempty[word];
+    uint32_t rank, c, next;
 
     while (bits == 0) {
         if (++word >= n_words)
@@ -199,42 +183,69 @@ static bool queue_advance(bpe_queue *q)
     }
     rank = (uint32_t)(64 * word) + (uint32_t)__builtin_ctzll(bits);
     q->nonempty[word] &= ~((uint64_t)1 << rank % 64);
-    q->floor = rank;
+    q->above = rank + 1;
     q->n_active = q->i_active = 0;
-    for (e = q->buckets[rank]; e != 0; e = q->entries[e - 1].next) {
-        if (q->rank[q->entries[e - 1].pos] == rank)
-            q->active[q->n_active++] = q->entries[e - 1].pos;
-        last = e;
+    for (c = q->buckets[rank]; c != 0; c = next) {
+        bpe_chunk *chunk = &q->chunks[c - 1];
+
+        for (uint32_t i = chunk->n; i-- > 0;)
+            if (q->rank[chunk->pos[i]] == rank)
+                q->active[q->n_active++] = chunk->pos[i];
+        next = chunk->next;
+        chunk->next = q->free_chunk;
+        q->free_chunk = c;
     }
-    q->entries[last - 1].next = q->free_entry;
-    q->free_entry = q->buckets[rank];
     q->buckets[rank] = 0;
     sort_active(q);
     return true;
 }
 
-/* The next valid key's position. False when nothing is left to merge. */
+/* The position of the next valid key. False when nothing is left to merge. */
 static bool queue_pop(bpe_queue *q, uint32_t *pos)
 {
     for (;;) {
-        uint64_t key = UINT64_MAX;
-        bool urgent = q->n_urgent > 0;
-
-        if (q->i_active < q->n_active)
-            key = (uint64_t)q->floor << 32 | q->active[q->i_active];
-        else if (!urgent && !queue_advance(q))
-            return false;
-        else if (!urgent)
-            continue;
-        if (urgent && q->urgent[0] < key) {
-            key = q->urgent[0];
-            urgent_pop(q);
-        } else {
-            q->i_active++;
+        while (q->i_active < q->n_active) {
+            *pos = q->active[q->i_active++];
+            if (q->rank[*pos] == q->above - 1)
+                return true;
         }
-        *pos = (uint32_t)key;
-        if (q->rank[*pos] == key >> 32)
-            return true;
+        if (!queue_advance(q))
+            return false;
+    }
+}
+
+/* The tokens at pos and behind it become one. */
+static void join(bpe_queue *q, const merges *m, uint32_t pos, size_t n)
+{
+    uint32_t gone = q->next[pos], after = q->next[gone];
+
+    q->id[pos] = merges_result(m, q->rank[pos]);
+    q->next[pos] = after;
+    q->rank[gone] = MERGE_NONE;
+    if (after < n)
+        q->prev[after] = pos;
+}
+
+/* Merge at pos, and what must follow at once. False when there is no memory. */
+static bool merge_at(bpe_queue *q, const merges *m, uint32_t pos, size_t n)
+{
+    for (;;) {
+        uint32_t before, after, left = MERGE_NONE, right = MERGE_NONE;
+
+        join(q, m, pos, n);
+        before = q->prev[pos];
+        after = q->next[pos];
+        if (after < n)
+            right = merges_find(m, q->id[pos], q->id[after]);
+        q->rank[pos] = right;
+        if (pos > 0) {
+            left = merges_find(m, q->id[before], q->id[pos]);
+            q->rank[before] = left;
+        }
+        if (left >= q->above && right >= q->above)
+            return queue_push(q, left, before) && queue_push(q, right, pos);
+        if (left <= right)
+            pos = before;
     }
 }
 
@@ -258,25 +269,8 @@ static td_status merge_long(const vocab *v, const merges *m, bpe_scratch *s,
         q->rank[i] = merges_find(m, q->id[i], q->id[i + 1]);
         room = queue_push(q, q->rank[i], (uint32_t)i) && room;
     }
-    while (room && queue_pop(q, &pos)) {
-        uint32_t gone = q->next[pos], after = q->next[gone];
-
-        q->id[pos] = merges_result(m, q->rank[pos]);
-        q->next[pos] = after;
-        q->rank[gone] = MERGE_NONE;
-        q->rank[pos] = MERGE_NONE;
-        if (pos > 0) {
-            uint32_t before = q->prev[pos];
-
-            q->rank[before] = merges_find(m, q->id[before], q->id[pos]);
-            room = queue_push(q, q->rank[before], before);
-        }
-        if (after < n) {
-            q->prev[after] = pos;
-            q->rank[pos] = merges_find(m, q->id[pos], q->id[after]);
-            room = queue_push(q, q->rank[pos], pos) && room;
-        }
-    }
+    while (room && queue_pop(q, &pos))
+        room = merge_at(q, m, pos, n);
     if (!room) {
         bpe_scratch_fini(s); /* its buckets are not empty */
         return td_fail(err, TD_NOMEM, "no memory to merge a piece of %zu bytes", n);

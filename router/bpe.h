@@ -16,7 +16,7 @@
 #include "router/vocab.h"
 
 enum {
-    BPE_SHORT = 128, /* bytes; longer pieces use the queue. Where both cost about the same. */
+    BPE_SHORT = 96, /* bytes; longer pieces use the queue. Where both cost about the same. */
 };
 
 /* Working memory for long pieces, kept from one to the next; one thread's. Zero to start empty. */

@@ -17,7 +17,8 @@ static td_status make_slots(merges *m, size_t n, td_error *err)
         m->slot_bits++;
     count = (size_t)1 << m->slot_bits;
     m->slots = malloc(count * sizeof *m->slots);
-    if (m->slots == NULL)
+    m->maybe = calloc(count / 16 + 1, sizeof *m->maybe);
+    if (m->slots == NULL || m->maybe == NULL)
         return td_fail(err, TD_NOMEM, "no memory for a table of %zu merges", count);
     memset(m->slots, 0xff, count * sizeof *m->slots); /* MERGE_NONE */
     return TD_OK;
@@ -33,6 +34,8 @@ static bool insert(merges *m, uint32_t left, uint32_t right, uint32_t rank)
         if (m->slots[i].left == left && m->slots[i].right == right)
             return false;
     m->slots[i] = (merge_slot){left, right, rank};
+    i = merge_slot_of(left, right, m->slot_bits + 2);
+    m->maybe[i / 64] |= (uint64_t)1 << i % 64;
     return true;
 }
 
@@ -155,6 +158,7 @@ td_status merges_fill(merges *m, const vocab *v, td_error *err)
 void merges_fini(merges *m)
 {
     free(m->slots);
+    free(m->maybe);
     free(m->results);
     *m = (merges){0};
 }

@@ -22,6 +22,9 @@ typedef struct merge_slot {
 typedef struct merges {
     merge_slot *slots;
     unsigned slot_bits;
+    /* Four bits a slot, set where some pair hashes to. Most questions are about pairs that do not
+     * merge; this answers nine in ten of them from a table that stays in the cache. */
+    uint64_t *maybe;
     uint32_t n_ranks;  /* ranks are below it */
     uint32_t *results; /* rank -> id of the joined token; NULL: the rank is that id */
     bool whole_piece_first;
@@ -45,8 +48,11 @@ static inline size_t merge_slot_of(uint32_t left, uint32_t right, unsigned bits)
 static inline uint32_t merges_find(const merges *m, uint32_t left, uint32_t right)
 {
     size_t mask = ((size_t)1 << m->slot_bits) - 1;
-    size_t i = merge_slot_of(left, right, m->slot_bits);
+    size_t i = merge_slot_of(left, right, m->slot_bits + 2);
 
+    if ((m->maybe[i / 64] >> i % 64 & 1) == 0)
+        return MERGE_NONE;
+    i >>= 2;
     while (m->slots[i].rank != MERGE_NONE &&
            (m->slots[i].left != left || m->slots[i].right != right))
         i = (i + 1) & mask;
