@@ -9,12 +9,19 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/checkpoint_impl.h"
 #include "common/hash.h"
 #include "common/mxfp4.h"
 
-enum { CHUNK_WORDS = 1 << 14, ALIGN = 64 };
+enum {
+    CHUNK_WORDS = 1 << 14,
+    CHUNK_BYTES = CHUNK_WORDS * 4,
+    ALIGN = 64,
+    MAX_MAKERS = 8,
+    CHUNKS_PER_MAKER = 64, /* 4 MiB: below it a thread costs more than it saves */
+};
 
 typedef enum slot_state { EMPTY, MAKING, READY } slot_state;
 
@@ -157,30 +164,66 @@ static void fill_chunk(const recipe *r, uint64_t key, void *out)
         fill_words(out, key); /* every nibble is a code */
 }
 
+/* Whole chunks first, first + step, ... of a tensor: one maker's share. */
+typedef struct share {
+    recipe recipe;
+    uint64_t key, first, step, end;
+    char *data;
+} share;
+
+static void *fill_share(void *arg)
+{
+    const share *s = arg;
+
+    for (uint64_t i = s->first; i < s->end; i += s->step)
+        fill_chunk(&s->recipe, chunk_key(s->key, i), s->data + i * CHUNK_BYTES);
+    return NULL;
+}
+
+/* All whole chunks, by as many threads as are worth it; the caller's is one of them. */
+static void fill_whole(const recipe *r, uint64_t key, uint64_t n_chunks, char *data)
+{
+    const long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    pthread_t thread[MAX_MAKERS];
+    share s[MAX_MAKERS];
+    uint64_t n = n_chunks / CHUNKS_PER_MAKER;
+    uint64_t started;
+
+    n = n > MAX_MAKERS ? MAX_MAKERS : n;
+    n = n_cpus >= 1 && n > (uint64_t)n_cpus ? (uint64_t)n_cpus : n;
+    n = n < 1 ? 1 : n;
+    for (uint64_t i = 0; i < n; i++)
+        s[i] = (share){*r, key, i, n, n_chunks, data};
+    for (started = 1; started < n; started++)
+        if (pthread_create(&thread[started], NULL, fill_share, &s[started]) != 0)
+            break;
+    fill_share(&s[0]);
+    for (uint64_t i = started; i < n; i++) /* those that got no thread */
+        fill_share(&s[i]);
+    for (uint64_t i = 1; i < started; i++)
+        pthread_join(thread[i], NULL);
+}
+
 /* NULL: no memory. */
 static void *make(const random_checkpoint *c, td_weight role, int32_t layer, uint64_t bytes)
 {
-    enum { CHUNK_BYTES = CHUNK_WORDS * 4 };
     const recipe r = recipe_of(&c->base.cfg, role);
     const uint64_t key = td_hash_end(td_hash_u64(
         td_hash_u64(td_hash_u64(TD_HASH_START, c->seed), (uint64_t)role), (uint64_t)layer));
     const uint64_t whole = bytes / CHUNK_BYTES;
     char *data = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
-    char *spare;
+    char *spare = bytes % CHUNK_BYTES == 0 ? NULL : aligned_alloc(ALIGN, CHUNK_BYTES);
 
-    if (data == NULL)
-        return NULL;
-    for (uint64_t i = 0; i < whole; i++)
-        fill_chunk(&r, chunk_key(key, i), data + i * CHUNK_BYTES);
-    if (bytes % CHUNK_BYTES == 0)
-        return data;
-    spare = aligned_alloc(ALIGN, CHUNK_BYTES);
-    if (spare == NULL) {
+    if (data == NULL || (spare == NULL && bytes % CHUNK_BYTES != 0)) {
         free(data);
+        free(spare);
         return NULL;
     }
-    fill_chunk(&r, chunk_key(key, whole), spare);
-    memcpy(data + whole * CHUNK_BYTES, spare, bytes % CHUNK_BYTES);
+    fill_whole(&r, key, whole, data);
+    if (spare != NULL) {
+        fill_chunk(&r, chunk_key(key, whole), spare);
+        memcpy(data + whole * CHUNK_BYTES, spare, bytes % CHUNK_BYTES);
+    }
     free(spare);
     return data;
 }
