@@ -239,7 +239,7 @@ def run_vocab(args):
     harmony_check(pipe, args.vocab)
     with tempfile.TemporaryDirectory() as folder:
         for form in ("pairs", "strings"):
-            print(f"tiktoken against a tokenizer.json:")
+            print("tiktoken against a tokenizer.json:")
             path = os.path.join(folder, "tokenizer.json")
             write_json(ranks, specials, encoding._pat_str, path, form)
             start = time.perf_counter()
@@ -269,17 +269,19 @@ def run_hf(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pipe", required=True, help="the program tokenizer_pipe")
-    parser.add_argument("--vocab", help="o200k_base.tiktoken")
+    parser.add_argument("--vocab", default=os.environ.get("TANDEM_O200K"), help="o200k_base.tiktoken; also TANDEM_O200K")
     parser.add_argument("--hf", help="a tokenizer.json or its folder")
     parser.add_argument("--mib", type=float, default=4)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    if not args.vocab and not args.hf:
-        parser.error("give --vocab or --hf")
     if args.vocab:
         run_vocab(args)
+    else:
+        print("tiktoken: not run (neither --vocab nor TANDEM_O200K is given)")
     if args.hf:
         run_hf(args)
+    else:
+        print("tokenizers: not run (--hf is not given)")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@
 
 static void put(const void *bytes, size_t size, size_t n)
 {
-    uint32_t count = (uint32_t)n;
+    uint32_t count = bytes != NULL || n == 0 ? (uint32_t)n : UINT32_MAX;
 
     fwrite(&count, sizeof count, 1, stdout);
-    if (n > 0)
+    if (bytes != NULL)
         fwrite(bytes, size, n, stdout);
     fflush(stdout);
 }
@@ -38,10 +38,8 @@ static bool answer(const tokenizer *t, int kind, char *bytes, size_t n, td_error
 
     if (kind == 'd') {
         st = tokenizer_decode(t, (const int32_t *)(void *)bytes, n / 4, &text, err);
-        if (st == TD_OK)
-            put(text.ptr, 1, text.len);
-        else
-            put(NULL, 0, UINT32_MAX), st = TD_OK;
+        put(st == TD_OK ? text.ptr : NULL, 1, st == TD_OK ? text.len : 1);
+        st = TD_OK; /* the asker was told */
     } else {
         if (kind == 'e')
             st = tokenizer_encode(t, bytes, n, &ids, err);
