@@ -18,6 +18,7 @@
 #include "common/http_admin.h"
 #include "common/log.h"
 #include "common/pb_arena.h"
+#include "common/protocol.h"
 
 enum { ID_BYTES = 96, URL_BYTES = 160, ROUTER_ID_BYTES = 96 };
 
@@ -380,9 +381,8 @@ static td_status start_links(td_worker *w, const td_worker_options *opt, td_erro
 }
 
 td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
-                          const td_model_identity *identity, int32_t tp, int32_t ep,
-                          const td_worker_callbacks *cb, void *user, td_metrics *metrics,
-                          td_worker **out, td_error *err)
+                          const td_model_identity *identity, const td_worker_callbacks *cb,
+                          void *user, td_metrics *metrics, td_worker **out, td_error *err)
 {
     td_worker *w = calloc(1, sizeof *w);
     rpc_server_options so = {.url = opt->listen, .on_request = on_request, .user = w};
@@ -400,8 +400,8 @@ td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
     pthread_condattr_destroy(&attr);
     w->role = role;
     w->identity = *identity;
-    w->tp = tp;
-    w->ep = ep;
+    w->tp = (int32_t)opt->tp;
+    w->ep = (int32_t)(opt->ep ? opt->ep : opt->tp);
     w->heartbeat_ms = opt->heartbeat_ms;
     w->cb = *cb;
     w->user = user;

@@ -19,7 +19,7 @@
 #include "common/status.h"
 #include "proto/tandem.pb-c.h"
 
-enum { TD_PROTOCOL_MAJOR = 1, TD_PROTOCOL_MINOR = 0, TD_MAX_LINKS = 16 };
+enum { TD_MAX_LINKS = 16 };
 
 /* Options of both roles. Each program's settings struct has a td_worker_options as its member
  * `worker`, and its table begins with TD_WORKER_OPTIONS(settings struct). */
@@ -46,46 +46,133 @@ extern const char *const td_backend_words[],
     *const td_kv_dtype_words[], *const td_kv_transport_words[], *const td_log_level_words[];
 
 /* The table rows that fill `worker` in a program's settings struct T. */
-#define TD_WORKER_OPTIONS(T)                                                                       \
-    {"model", TD_OPT_STR, offsetof(T, worker.model), NULL, 0, 0,                                   \
-     "Checkpoint folder: config.json, safetensors, in Hugging Face's or OpenAI's layout.", NULL},  \
-        {"model-name", TD_OPT_STR, offsetof(T, worker.model_name), "", 0, 0,                       \
-         "Name of the model for clients. Empty: the folder's name.", NULL},                        \
-        {"random-weights", TD_OPT_STR, offsetof(T, worker.random_weights), "", 0, 0,               \
-         "A seed: make weights of config.json's shapes from it instead of reading tensors.", NULL}, \
-        {"backend", TD_OPT_ENUM, offsetof(T, worker.backend), "cpu", 0, 0,                         \
-         "Where the model is computed.", td_backend_words},                                        \
-        {"tp", TD_OPT_U32, offsetof(T, worker.tp), "1", 1, 64,                                     \
-         "Ranks: attention heads are split over them.", NULL},                                     \
-        {"ep", TD_OPT_U32, offsetof(T, worker.ep), "0", 0, 64,                                     \
-         "Expert groups; divides --tp. Ranks of a group split each expert. 0: as many as --tp.",   \
-         NULL},                                                                                    \
-        {"threads", TD_OPT_U32, offsetof(T, worker.threads), "0", 0, 1024,                         \
-         "Compute threads of the CPU backend, over all ranks. 0: all usable cores.", NULL},        \
-        {"kv-dtype", TD_OPT_ENUM, offsetof(T, worker.kv_dtype), "bf16", 0, 0,                      \
-         "Element type of the KV-cache; the same on all workers.", td_kv_dtype_words},             \
-        {"kv-transport", TD_OPT_ENUM, offsetof(T, worker.kv_transport), "auto", 0, 0,              \
-         "How KV crosses between workers: auto lets UCX choose among all it has.",                 \
-         td_kv_transport_words},                                                                   \
-        {"listen", TD_OPT_STR, offsetof(T, worker.listen), "tcp://127.0.0.1:0", 0, 0,              \
-         "Address for routers' requests; port 0 picks a free one.", NULL},                         \
-        {"advertise", TD_OPT_STR, offsetof(T, worker.advertise), "", 0, 0,                         \
-         "URL at which routers reach this worker. Empty: what --listen bound, with this host's "   \
-         "name where that is a wildcard.",                                                         \
-         NULL},                                                                                    \
-        {"router", TD_OPT_LIST, offsetof(T, worker.routers), "tcp://127.0.0.1:7001", 1,            \
-         TD_MAX_LINKS, "Workers' ports of the routers, comma separated.", NULL},                   \
-        {"worker-id", TD_OPT_STR, offsetof(T, worker.worker_id), "", 0, 0,                         \
-         "Unique name, stable over restarts. Empty: role, host name and RPC port.", NULL},         \
-        {"admin-listen", TD_OPT_STR, offsetof(T, worker.admin_listen), "", 0, 0,                   \
-         "host:port for /health, /ready and /metrics. Empty: none.", NULL},                        \
-        {"heartbeat", TD_OPT_DURATION_MS, offsetof(T, worker.heartbeat_ms), "500ms", 20, 60000,    \
-         "Between reports to routers; four missed ones are death.", NULL},                         \
-        {"drain", TD_OPT_DURATION_MS, offsetof(T, worker.drain_ms), "10m", 0, 86400000,            \
-         "After SIGTERM, how long running work may take to finish.", NULL},                        \
-    {                                                                                              \
-        "log-level", TD_OPT_ENUM, offsetof(T, worker.log_level), "info", 0, 0,                     \
-            "How much is logged.", td_log_level_words                                              \
+#define TD_WORKER_OPTIONS(T) \
+    {"model", \
+     TD_OPT_STR, \
+     offsetof(T, worker.model), \
+     NULL, \
+     0, \
+     0, \
+     "Checkpoint folder: config.json, safetensors, in Hugging Face's or OpenAI's layout.", \
+     NULL}, \
+        {"model-name", \
+         TD_OPT_STR, \
+         offsetof(T, worker.model_name), \
+         "", \
+         0, \
+         0, \
+         "Name of the model for clients. Empty: the folder's name.", \
+         NULL}, \
+        {"random-weights", \
+         TD_OPT_STR, \
+         offsetof(T, worker.random_weights), \
+         "", \
+         0, \
+         0, \
+         "A seed: make weights of config.json's shapes from it instead of reading tensors.", \
+         NULL}, \
+        {"backend", TD_OPT_ENUM, offsetof(T, worker.backend),    "cpu", \
+         0,         0,           "Where the model is computed.", td_backend_words}, \
+        {"tp", \
+         TD_OPT_U32, \
+         offsetof(T, worker.tp), \
+         "1", \
+         1, \
+         64, \
+         "Ranks: attention heads are split over them.", \
+         NULL}, \
+        {"ep", \
+         TD_OPT_U32, \
+         offsetof(T, worker.ep), \
+         "0", \
+         0, \
+         64, \
+         "Expert groups; divides --tp. Ranks of a group split each expert. 0: as many as --tp.", \
+         NULL}, \
+        {"threads", \
+         TD_OPT_U32, \
+         offsetof(T, worker.threads), \
+         "0", \
+         0, \
+         1024, \
+         "Compute threads of the CPU backend, over all ranks. 0: all usable cores.", \
+         NULL}, \
+        {"kv-dtype", \
+         TD_OPT_ENUM, \
+         offsetof(T, worker.kv_dtype), \
+         "bf16", \
+         0, \
+         0, \
+         "Element type of the KV-cache; the same on all workers.", \
+         td_kv_dtype_words}, \
+        {"kv-transport", \
+         TD_OPT_ENUM, \
+         offsetof(T, worker.kv_transport), \
+         "auto", \
+         0, \
+         0, \
+         "How KV crosses between workers: auto lets UCX choose among all it has.", \
+         td_kv_transport_words}, \
+        {"listen", \
+         TD_OPT_STR, \
+         offsetof(T, worker.listen), \
+         "tcp://127.0.0.1:0", \
+         0, \
+         0, \
+         "Address for routers' requests; port 0 picks a free one.", \
+         NULL}, \
+        {"advertise", \
+         TD_OPT_STR, \
+         offsetof(T, worker.advertise), \
+         "", \
+         0, \
+         0, \
+         "URL at which routers reach this worker. Empty: what --listen bound, with this host's " \
+         "name where that is a wildcard.", \
+         NULL}, \
+        {"router", \
+         TD_OPT_LIST, \
+         offsetof(T, worker.routers), \
+         "tcp://127.0.0.1:7001", \
+         1, \
+         TD_MAX_LINKS, \
+         "Workers' ports of the routers, comma separated.", \
+         NULL}, \
+        {"worker-id", \
+         TD_OPT_STR, \
+         offsetof(T, worker.worker_id), \
+         "", \
+         0, \
+         0, \
+         "Unique name, stable over restarts. Empty: role, host name and RPC port.", \
+         NULL}, \
+        {"admin-listen", \
+         TD_OPT_STR, \
+         offsetof(T, worker.admin_listen), \
+         "", \
+         0, \
+         0, \
+         "host:port for /health, /ready and /metrics. Empty: none.", \
+         NULL}, \
+        {"heartbeat", \
+         TD_OPT_DURATION_MS, \
+         offsetof(T, worker.heartbeat_ms), \
+         "500ms", \
+         20, \
+         60000, \
+         "Between reports to routers; four missed ones are death.", \
+         NULL}, \
+        {"drain", \
+         TD_OPT_DURATION_MS, \
+         offsetof(T, worker.drain_ms), \
+         "10m", \
+         0, \
+         86400000, \
+         "After SIGTERM, how long running work may take to finish.", \
+         NULL}, \
+    { \
+        "log-level", TD_OPT_ENUM, offsetof(T, worker.log_level), "info", 0, 0, \
+            "How much is logged.", td_log_level_words \
     }
 
 typedef struct td_worker td_worker;
@@ -128,7 +215,7 @@ TD_MUST_CHECK td_status td_worker_load_model(const td_worker_options *opt, uint3
 /* Bind the RPC server, dial the routers, start the heartbeat and the admin server. From here on
  * callbacks may run. metrics outlives the worker. */
 TD_MUST_CHECK td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
-                                        const td_model_identity *identity, int32_t tp, int32_t ep,
+                                        const td_model_identity *identity,
                                         const td_worker_callbacks *cb, void *user,
                                         td_metrics *metrics, td_worker **out, td_error *err);
 

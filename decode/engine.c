@@ -123,20 +123,21 @@ static void drop_message(void *user, void *msg)
     free(m->packed);
 }
 
-td_status engine_create(const engine_options *opt, engine **out, td_error *err)
+td_status engine_create(const decode_config *cfg, td_model *model, td_metrics *metrics,
+                        engine **out, td_error *err)
 {
     engine *e = calloc(1, sizeof *e);
-    const td_kv_geometry *g = td_model_kv(opt->model);
+    const td_kv_geometry *g = td_model_kv(model);
     td_status st;
 
     if (e == NULL)
         return td_fail(err, TD_NOMEM, "engine: no memory");
-    e->cfg = opt->config;
-    e->model = opt->model;
+    e->cfg = cfg;
+    e->model = model;
     e->geometry = g;
     pthread_mutex_init(&e->load_lock, NULL);
     td_pb_arena_init(&e->arena);
-    make_metrics(e, opt->metrics);
+    make_metrics(e, metrics);
     e->ends = calloc(e->cfg->max_batch, sizeof *e->ends);
     st = e->ends ? td_kv_pool_create(g->n_pages, g->n_rings, &e->pool, err)
                  : td_fail(err, TD_NOMEM, "engine: no memory");
@@ -185,12 +186,6 @@ void engine_attach(engine *e, td_worker *worker, td_kv_sink *sink)
 {
     e->worker = worker;
     e->sink = sink;
-}
-
-void engine_detach(engine *e)
-{
-    e->worker = NULL;
-    e->sink = NULL;
 }
 
 /* ---- other threads ---- */
@@ -379,7 +374,7 @@ static void take_cancel(engine *e, const message *m)
     td_worker_reply(m->call, TD_OK, "", NULL);
 }
 
-/* Say how a request has ended, with the token that ended it unless prefill sent that one. */
+/* Say how a request has ended, with the token that ended it. */
 static void finish_request(engine *e, reservation *r, sched_end end)
 {
     td_error err = {0};
@@ -390,7 +385,7 @@ static void finish_request(engine *e, reservation *r, sched_end end)
     if (end == SCHED_FAILED) {
         td_fail(&err, TD_INTERNAL, "no token could be sampled: all logits are banned or NaN");
         token_sink_error(e->tokens, r, &err);
-    } else if (r->produced > 1) {
+    } else {
         token_sink_token(e->tokens, r,
                          end == SCHED_STOP ? TANDEM__FINISH__FINISH_STOP
                                            : TANDEM__FINISH__FINISH_LENGTH);
@@ -413,7 +408,11 @@ static void take_notice(engine *e, const td_kv_notice *n)
     case RESERVATION_LANDED:
         td_counter_add(e->c_landed, 1);
         end = scheduler_admit(e->sched, r);
-        if (end != SCHED_GOES_ON) /* its first token, which prefill has sent, was its last */
+        /* Prefill has sent this token too. Sent again it makes this stream whole by itself, so that
+         * nothing depends on which of two connections is faster. */
+        if (end == SCHED_GOES_ON)
+            token_sink_token(e->tokens, r, TANDEM__FINISH__FINISH_NONE);
+        else
             finish_request(e, r, end);
         break;
     case RESERVATION_LOST:

@@ -11,20 +11,13 @@
 
 typedef struct engine engine;
 
-typedef struct engine_options {
-    const decode_config *config; /* outlives the engine */
-    td_model *model;
-    td_metrics *metrics;
-} engine_options;
-
-TD_MUST_CHECK td_status engine_create(const engine_options *opt, engine **out, td_error *err);
-void engine_free(engine *e); /* after engine_run() and engine_detach(); NULL is fine */
+/* cfg, model and metrics outlive the engine. */
+TD_MUST_CHECK td_status engine_create(const decode_config *cfg, td_model *model,
+                                      td_metrics *metrics, engine **out, td_error *err);
+void engine_free(engine *e); /* after engine_run(), worker and sink closed; NULL is fine */
 
 /* What the engine sends through and receives from; set before engine_run(). */
 void engine_attach(engine *e, td_worker *worker, td_kv_sink *sink);
-/* No more sink: nothing can be written into pages any more. After engine_run(). */
-void engine_detach(engine *e);
-
 /* The callbacks for td_worker_start() and td_kv_sink_open(); user is the engine. */
 extern const td_worker_callbacks engine_worker_callbacks;
 void engine_on_notice(void *user, const td_kv_notice *n);

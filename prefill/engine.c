@@ -1,0 +1,731 @@
+/* The engine computes a prompt chunk by chunk and looks at its mailbox between chunks, so a cancel
+ * waits for one chunk at most. The layer hook runs on the rank threads and only queues puts. A push
+ * ends on a source's thread, which posts MSG_DONE; until then the job keeps its pages, because the
+ * puts read from them. Nothing here locks but `load`, which the heartbeat thread reads. */
+#include "prefill/engine.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/kv_pool.h"
+#include "common/log.h"
+#include "common/mailbox.h"
+#include "common/pb_arena.h"
+#include "prefill/job.h"
+
+enum { TAKE = 64 };
+
+typedef enum message_kind {
+    MSG_PREFILL,
+    MSG_CANCEL,
+    MSG_DONE,
+    MSG_LINK_DOWN,
+    MSG_DRAIN
+} message_kind;
+
+typedef struct message {
+    message_kind kind;
+    int32_t link;
+    rpc_call *call;  /* PREFILL, CANCEL, DRAIN: to be answered; may be NULL for DRAIN */
+    uint8_t *packed; /* PREFILL: the message again, owned */
+    size_t n_packed;
+    uint64_t request; /* CANCEL */
+    uint32_t attempt;
+    int64_t deadline_ms; /* DRAIN */
+    /* DONE */
+    job *job;
+    td_status status;
+    uint64_t bytes;
+    uint32_t puts;
+    td_usec last_flush_us;
+    char text[200], transport[48];
+} message;
+
+struct prefill_engine {
+    const prefill_config *cfg;
+    td_model *model;
+    const td_kv_geometry *geometry;
+    uint32_t max_prompt;
+    td_worker *worker;
+    td_kv_source *const *sources;
+    int32_t n_sources;
+    td_mailbox *mailbox;
+
+    jobs *jobs;
+    td_kv_pool *pool;
+    td_pb_arena arena;
+
+    bool draining;
+    td_usec drain_deadline;
+    bool load_dirty;
+
+    pthread_mutex_t load_lock;
+    jobs_counts load;
+
+    td_gauge *g_running, *g_waiting, *g_pushing, *g_tokens, *g_kv_used;
+    td_counter *c_prompt_tokens, *c_admitted, *c_refused, *c_repeated, *c_canceled, *c_failed,
+        *c_kv_bytes, *c_kv_puts, *c_kv_failed;
+    td_histogram *h_queue, *h_compute, *h_tail, *h_bytes, *h_cancel;
+};
+
+static void make_metrics(prefill_engine *e, td_metrics *m)
+{
+    e->g_running =
+        td_metrics_gauge(m, "vllm:num_requests_running", "Prompts being computed.", NULL);
+    e->g_waiting = td_metrics_gauge(m, "vllm:num_requests_waiting", "Prompts in the queue.", NULL);
+    e->g_pushing = td_metrics_gauge(m, "tandem:kv_transfers_running",
+                                    "Prompts that are computed and still being sent.", NULL);
+    e->g_tokens = td_metrics_gauge(m, "tandem:prefill_queued_tokens",
+                                   "Tokens of prompts waiting or being computed.", NULL);
+    e->g_kv_used = td_metrics_gauge(m, "vllm:kv_cache_usage_perc",
+                                    "Share of the KV pages that are held, 0 to 1.", NULL);
+    e->c_prompt_tokens =
+        td_metrics_counter(m, "vllm:prompt_tokens_total", "Tokens computed.", NULL);
+    e->c_admitted = td_metrics_counter(m, "tandem:prefill_admitted_total",
+                                       "Prompts taken into the queue.", NULL);
+    e->c_refused = td_metrics_counter(m, "tandem:prefill_refused_total", "Prompts refused.", NULL);
+    e->c_repeated = td_metrics_counter(m, "tandem:prefill_repeated_total",
+                                       "Messages for a prompt that was here already.", NULL);
+    e->c_canceled =
+        td_metrics_counter(m, "tandem:prefill_canceled_total", "Prompts canceled.", NULL);
+    e->c_failed =
+        td_metrics_counter(m, "tandem:prefill_failed_total", "Prompts that failed.", NULL);
+    e->c_kv_bytes = td_metrics_counter(m, "tandem:kv_transfer_bytes_total",
+                                       "Bytes of KV put into decode workers.", NULL);
+    e->c_kv_puts = td_metrics_counter(m, "tandem:kv_transfer_puts_total", "One-sided puts.", NULL);
+    e->c_kv_failed = td_metrics_counter(m, "tandem:kv_transfer_failed_total",
+                                        "Transfers that did not complete.", NULL);
+    e->h_queue =
+        td_metrics_histogram(m, "vllm:request_queue_time_seconds",
+                             "From arrival to the first chunk.", NULL, TD_BUCKETS(LATENCY));
+    e->h_compute =
+        td_metrics_histogram(m, "vllm:request_prefill_time_seconds",
+                             "From the first chunk to the first token.", NULL, TD_BUCKETS(LATENCY));
+    e->h_tail =
+        td_metrics_histogram(m, "tandem:kv_transfer_tail_seconds",
+                             "From the first token to the last flush: transfer that compute "
+                             "did not hide.",
+                             NULL, TD_BUCKETS(TRANSFER));
+    e->h_bytes = td_metrics_histogram(m, "tandem:kv_transfer_size_bytes", "KV bytes of a prompt.",
+                                      NULL, TD_BUCKETS(BYTES));
+}
+
+static void drop_message(void *user, void *msg)
+{
+    message *m = msg;
+
+    (void)user;
+    if (m->call != NULL)
+        rpc_call_drop(m->call);
+    free(m->packed);
+}
+
+td_status prefill_engine_create(const prefill_config *cfg, td_model *model, td_metrics *metrics,
+                                prefill_engine **out, td_error *err)
+{
+    prefill_engine *e = calloc(1, sizeof *e);
+    const td_kv_geometry *g = td_model_kv(model);
+    uint64_t room = (uint64_t)g->n_pages * TD_PAGE_TOKENS;
+    td_status st;
+
+    if (e == NULL)
+        return td_fail(err, TD_NOMEM, "engine: no memory");
+    e->cfg = cfg;
+    e->model = model;
+    e->geometry = g;
+    e->max_prompt = (uint32_t)td_model_config_of(model)->max_positions;
+    if (room < e->max_prompt)
+        e->max_prompt = (uint32_t)room;
+    pthread_mutex_init(&e->load_lock, NULL);
+    td_pb_arena_init(&e->arena);
+    make_metrics(e, metrics);
+    st = td_kv_pool_create(g->n_pages, g->n_rings, &e->pool, err);
+    if (st == TD_OK)
+        st = jobs_create(&e->jobs, err);
+    if (st == TD_OK)
+        st = td_mailbox_create(sizeof(message), 0, drop_message, e, &e->mailbox, err);
+    if (st != TD_OK) {
+        prefill_engine_free(e);
+        return st;
+    }
+    *out = e;
+    return TD_OK;
+}
+
+void prefill_engine_free(prefill_engine *e)
+{
+    if (e == NULL)
+        return;
+    td_mailbox_free(e->mailbox);
+    jobs_free(e->jobs);
+    td_kv_pool_free(e->pool);
+    td_pb_arena_fini(&e->arena);
+    pthread_mutex_destroy(&e->load_lock);
+    free(e);
+}
+
+void prefill_engine_attach(prefill_engine *e, td_worker *worker, td_kv_source *const *sources,
+                           int32_t n_sources)
+{
+    e->worker = worker;
+    e->sources = sources;
+    e->n_sources = n_sources;
+}
+
+/* ---- other threads ---- */
+
+static void post(prefill_engine *e, message *m)
+{
+    td_status st = td_mailbox_post(e->mailbox, m);
+
+    /* A lost end of a transfer would hold its pages for ever. */
+    td_assert(st == TD_OK || m->kind != MSG_DONE);
+    if (st != TD_OK)
+        drop_message(e, m);
+}
+
+static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t link, rpc_call *call)
+{
+    message m = {.link = link, .call = call};
+
+    switch (req->body_case) {
+    case TANDEM__WORKER_REQUEST__BODY_PREFILL:
+        m.kind = MSG_PREFILL;
+        m.n_packed = tandem__prefill__get_packed_size(req->prefill);
+        m.packed = malloc(m.n_packed ? m.n_packed : 1);
+        if (m.packed == NULL) {
+            td_worker_reply(call, TD_NOMEM, "no memory for the message", NULL);
+            return;
+        }
+        tandem__prefill__pack(req->prefill, m.packed);
+        break;
+    case TANDEM__WORKER_REQUEST__BODY_CANCEL:
+        m.kind = MSG_CANCEL;
+        m.request = req->cancel->request;
+        m.attempt = req->cancel->attempt;
+        break;
+    case TANDEM__WORKER_REQUEST__BODY_DRAIN:
+        m.kind = MSG_DRAIN;
+        m.deadline_ms = req->drain->deadline_ms;
+        break;
+    default:
+        td_worker_reply(call, TD_INVALID, "a prefill worker takes Prefill, Cancel and Drain", NULL);
+        return;
+    }
+    post(user, &m);
+}
+
+static void on_report(void *user, Tandem__WorkerReport *report)
+{
+    prefill_engine *e = user;
+    jobs_counts load;
+
+    pthread_mutex_lock(&e->load_lock);
+    load = e->load;
+    pthread_mutex_unlock(&e->load_lock);
+    report->queued_requests = load.queued + load.computing;
+    report->queued_tokens = load.tokens;
+    report->max_prompt_tokens = e->max_prompt;
+    report->running = load.computing;
+}
+
+static void on_link(void *user, int32_t link, bool up)
+{
+    message m = {.kind = MSG_LINK_DOWN, .link = link};
+
+    if (!up)
+        post(user, &m);
+}
+
+static bool on_ready(void *user, td_buf *why)
+{
+    (void)user;
+    (void)why;
+    return true; /* the model has given its self-test token before the worker was started */
+}
+
+const td_worker_callbacks prefill_worker_callbacks = {
+    .on_request = on_request, .on_report = on_report, .on_link = on_link, .on_ready = on_ready};
+
+void prefill_engine_drain(prefill_engine *e)
+{
+    message m = {.kind = MSG_DRAIN, .deadline_ms = e->cfg->worker.drain_ms};
+
+    post(e, &m);
+}
+
+typedef struct done_target {
+    prefill_engine *engine;
+    job *job;
+} done_target;
+
+static void on_push_done(void *user, const td_kv_push_result *r)
+{
+    done_target *t = user;
+    message m = {.kind = MSG_DONE,
+                 .job = t->job,
+                 .status = r->status,
+                 .bytes = r->bytes,
+                 .puts = r->puts,
+                 .last_flush_us = r->last_flush_us};
+
+    snprintf(m.text, sizeof m.text, "%s", r->text ? r->text : "");
+    snprintf(m.transport, sizeof m.transport, "%s", r->transport ? r->transport : "");
+    post(t->engine, &m);
+    free(t);
+}
+
+static void on_layer(void *user, int32_t rank, int32_t layer, td_event *ready)
+{
+    const job *j = user;
+
+    td_kv_push_layer(j->push, rank, layer, j->from, j->to, ready);
+}
+
+/* ---- events to the router ---- */
+
+static ProtobufCBinaryData binary(const char *s)
+{
+    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
+}
+
+static void send_prefill_event(prefill_engine *e, const job *j, td_status status, const char *text,
+                               int32_t token, Tandem__Finish finish)
+{
+    Tandem__WorkerMessage msg = TANDEM__WORKER_MESSAGE__INIT;
+    Tandem__PrefillEvent ev = TANDEM__PREFILL_EVENT__INIT, *list = &ev;
+    td_error err = {0};
+
+    ev.request = j->request;
+    ev.attempt = (uint32_t)j->attempt;
+    ev.status = status;
+    ev.text = binary(text);
+    ev.first_token = token;
+    ev.index = j->index;
+    ev.finish = finish;
+    if (j->started_at != 0)
+        ev.queue_us = (uint64_t)(j->started_at - j->queued_at);
+    if (j->computed_at != 0)
+        ev.compute_us = (uint64_t)(j->computed_at - j->started_at);
+    msg.prefills = &list;
+    msg.n_prefills = 1;
+    if (td_worker_send(e->worker, j->link, &msg, &err) != TD_OK)
+        td_debug("event_lost", "link=%d error=\"%s\"", j->link, err.text);
+}
+
+static void send_transfer_event(prefill_engine *e, const message *m, td_usec tail_us)
+{
+    Tandem__WorkerMessage msg = TANDEM__WORKER_MESSAGE__INIT;
+    Tandem__TransferEvent ev = TANDEM__TRANSFER_EVENT__INIT, *list = &ev;
+    td_error err = {0};
+
+    ev.request = m->job->request;
+    ev.attempt = (uint32_t)m->job->attempt;
+    ev.status = m->status;
+    ev.text = binary(m->text);
+    ev.tail_us = (uint64_t)tail_us;
+    ev.kv_bytes = m->bytes;
+    ev.kv_puts = m->puts;
+    ev.transport = binary(m->transport);
+    msg.transfers = &list;
+    msg.n_transfers = 1;
+    if (td_worker_send(e->worker, m->job->link, &msg, &err) != TD_OK)
+        td_debug("event_lost", "link=%d error=\"%s\"", m->job->link, err.text);
+}
+
+/* ---- the engine's thread ---- */
+
+static td_status open_push(prefill_engine *e, job *j, td_error *err)
+{
+    done_target *t = malloc(sizeof *t);
+    td_kv_push_params p = {.request = j->request,
+                           .attempt = (uint32_t)j->attempt,
+                           .n_tokens = j->n_tokens,
+                           .pages = j->pages,
+                           .n_pages = j->n_pages,
+                           .ring = j->ring,
+                           .worker_id = td_slice_of(j->worker_id),
+                           .incarnation = j->incarnation,
+                           .epoch = j->epoch,
+                           .descriptor = {j->descriptor, j->descriptor_len},
+                           .dst_tp = j->dst_tp,
+                           .dst_n_pages = j->dst_n_pages,
+                           .dst_n_rings = j->dst_n_rings,
+                           .dst_ring_pages = j->dst_ring_pages,
+                           .dst_extents = j->dst_ext,
+                           .dst_n_extents = j->dst_n_ext,
+                           .dst_ring = j->dst_ring,
+                           .lease_deadline = j->lease_deadline,
+                           .on_done = on_push_done,
+                           .user = t};
+    td_status st;
+
+    if (t == NULL)
+        return td_fail(err, TD_NOMEM, "prefill: no memory for a transfer");
+    *t = (done_target){e, j};
+    st = td_kv_push_open(e->sources, e->n_sources, &p, &j->push, err);
+    if (st != TD_OK)
+        free(t);
+    return st;
+}
+
+static td_status take_pages(prefill_engine *e, job *j, td_error *err)
+{
+    uint32_t n = td_kv_pages_for((uint64_t)j->n_tokens);
+    td_status st;
+
+    j->pages = malloc(n * sizeof *j->pages);
+    if (j->pages == NULL)
+        return td_fail(err, TD_NOMEM, "prefill: no memory for a table of %u pages", n);
+    st = td_kv_pool_take(e->pool, n, j->ext, JOB_MAX_EXTENTS, &j->n_ext, &j->ring, err);
+    if (st != TD_OK) {
+        free(j->pages);
+        j->pages = NULL;
+        return st;
+    }
+    for (size_t i = 0; i < j->n_ext; i++)
+        for (uint32_t p = 0; p < j->ext[i].count; p++)
+            j->pages[j->n_pages++] = j->ext[i].first + p;
+    j->has_pages = true;
+    return TD_OK;
+}
+
+static void drop_job(prefill_engine *e, job *j)
+{
+    if (j->has_pages)
+        td_kv_pool_give(e->pool, j->ext, j->n_ext, j->ring);
+    j->has_pages = false;
+    td_kv_push_free(j->push);
+    j->push = NULL;
+    jobs_remove(e->jobs, j);
+    e->load_dirty = true;
+}
+
+static void take_prefill(prefill_engine *e, message *m)
+{
+    td_error err = {0};
+    job *j = NULL;
+    Tandem__Prefill *req =
+        td_pb_unpack(&e->arena, &tandem__prefill__descriptor, m->packed, m->n_packed, &err);
+    td_status st = req == NULL ? err.code : TD_OK;
+
+    if (st == TD_OK && (jobs_find(e->jobs, req->request, req->attempt) != NULL ||
+                        jobs_was_here(e->jobs, req->request, req->attempt))) {
+        td_counter_add(e->c_repeated, 1); /* it runs once, however often it is asked for */
+        td_worker_reply(m->call, TD_OK, "", NULL);
+        free(m->packed);
+        return;
+    }
+    if (st == TD_OK && e->draining)
+        st = td_fail(&err, TD_UNAVAILABLE, "this prefill worker is draining");
+    if (st == TD_OK && jobs_count(e->jobs).queued >= e->cfg->queue_limit)
+        st = td_fail(&err, TD_BUSY, "this prefill worker's queue is full: %u prompts wait",
+                     jobs_count(e->jobs).queued);
+    if (st == TD_OK)
+        st = job_create(req, m->link, td_model_config_of(e->model)->vocab, e->max_prompt,
+                        td_now_us(), &j, &err);
+    if (st == TD_OK) {
+        jobs_add(e->jobs, j);
+        td_counter_add(e->c_admitted, 1);
+    } else {
+        td_counter_add(e->c_refused, 1);
+    }
+    td_worker_reply(m->call, st, st == TD_OK ? "" : err.text, NULL);
+    free(m->packed);
+}
+
+/* End a job that has not been computed: the decode side holds pages for it until its sources have
+ * said that they write nothing. */
+static void abandon_queued(prefill_engine *e, job *j, td_status why)
+{
+    td_error err = {0};
+
+    if (j->pages == NULL) { /* nothing will be read: any page will do for the checks */
+        j->n_pages = td_kv_pages_for((uint64_t)j->n_tokens);
+        j->pages = calloc(j->n_pages, sizeof *j->pages);
+    }
+    if (j->pages == NULL || open_push(e, j, &err) != TD_OK) {
+        /* No way to tell: the lease will. */
+        td_warn("abandon_failed", "request=%016llx error=\"%s\"", (unsigned long long)j->request,
+                err.text);
+        drop_job(e, j);
+        return;
+    }
+    jobs_set_state(e->jobs, j, JOB_PUSHING);
+    if (why == TD_CANCELED)
+        td_kv_push_cancel(j->push);
+    else
+        td_kv_push_finish(j->push, why, 0, 0);
+}
+
+static void cancel_job(prefill_engine *e, job *j)
+{
+    if (j->canceled)
+        return;
+    j->canceled = true;
+    td_counter_add(e->c_canceled, 1);
+    switch (j->state) {
+    case JOB_QUEUED: abandon_queued(e, j, TD_CANCELED); break;
+    case JOB_COMPUTING: break; /* seen by compute() at the end of this chunk */
+    case JOB_PUSHING: td_kv_push_cancel(j->push); break;
+    }
+}
+
+static void take_cancel(prefill_engine *e, const message *m)
+{
+    job *j = jobs_find(e->jobs, m->request, m->attempt);
+
+    if (j != NULL)
+        cancel_job(e, j);
+    else /* its Prefill may be behind it: then it must not run */
+        jobs_remember(e->jobs, m->request, m->attempt);
+    td_worker_reply(m->call, TD_OK, "", NULL);
+}
+
+static void take_done(prefill_engine *e, const message *m)
+{
+    job *j = m->job;
+    td_usec tail = m->last_flush_us > j->computed_at && j->computed_at != 0
+                       ? m->last_flush_us - j->computed_at
+                       : 0;
+
+    td_counter_add(e->c_kv_bytes, m->bytes);
+    td_counter_add(e->c_kv_puts, m->puts);
+    if (m->status == TD_OK) {
+        td_histogram_observe_us(e->h_tail, tail);
+        td_histogram_observe(e->h_bytes, (double)m->bytes);
+    } else if (!j->canceled) {
+        td_counter_add(e->c_kv_failed, 1);
+        td_warn("transfer_failed", "request=%016llx attempt=%u to=%s status=%s error=\"%s\"",
+                (unsigned long long)j->request, (unsigned)j->attempt, j->worker_id,
+                td_status_name(m->status), m->text);
+    }
+    if (!j->canceled)
+        send_transfer_event(e, m, tail);
+    drop_job(e, j);
+}
+
+static void take_link_down(prefill_engine *e, int32_t link)
+{
+    job *j;
+
+    while ((j = jobs_of_link(e->jobs, link)) != NULL)
+        cancel_job(e, j);
+}
+
+static void take_drain(prefill_engine *e, const message *m)
+{
+    td_usec at = td_now_us() + m->deadline_ms * TD_USEC_PER_MSEC;
+
+    if (!e->draining || at < e->drain_deadline)
+        e->drain_deadline = at;
+    e->draining = true;
+    td_worker_set_state(e->worker, TANDEM__WORKER_STATE__STATE_DRAINING);
+    td_info("draining", "queued=%u computing=%u pushing=%u deadline_ms=%lld",
+            jobs_count(e->jobs).queued, jobs_count(e->jobs).computing, jobs_count(e->jobs).pushing,
+            (long long)m->deadline_ms);
+    if (m->call != NULL)
+        td_worker_reply(m->call, TD_OK, "", NULL);
+}
+
+static void publish_load(prefill_engine *e)
+{
+    jobs_counts c = jobs_count(e->jobs);
+    uint32_t total = e->geometry->n_pages;
+
+    pthread_mutex_lock(&e->load_lock);
+    e->load = c;
+    pthread_mutex_unlock(&e->load_lock);
+    td_gauge_set(e->g_running, c.computing);
+    td_gauge_set(e->g_waiting, c.queued);
+    td_gauge_set(e->g_pushing, c.pushing);
+    td_gauge_set(e->g_tokens, (double)c.tokens);
+    td_gauge_set(e->g_kv_used,
+                 total ? (double)(total - td_kv_pool_pages_free(e->pool)) / total : 0);
+    if (e->load_dirty && e->worker != NULL)
+        td_worker_report_now(e->worker);
+    e->load_dirty = false;
+}
+
+static void take_messages(prefill_engine *e)
+{
+    message batch[TAKE];
+    size_t n = td_mailbox_take(e->mailbox, batch, TAKE);
+
+    for (size_t i = 0; i < n; i++) {
+        switch (batch[i].kind) {
+        case MSG_PREFILL: take_prefill(e, &batch[i]); break;
+        case MSG_CANCEL: take_cancel(e, &batch[i]); break;
+        case MSG_DONE: take_done(e, &batch[i]); break;
+        case MSG_LINK_DOWN: take_link_down(e, batch[i].link); break;
+        case MSG_DRAIN: take_drain(e, &batch[i]); break;
+        }
+    }
+    if (n > 0)
+        publish_load(e);
+}
+
+/* Compute j chunk by chunk. TD_OK: *token is its first. Anything else: why it stopped; *fatal when
+ * the model itself failed. */
+static td_status compute(prefill_engine *e, job *j, int32_t *token, bool *fatal, td_error *err)
+{
+    td_status st;
+
+    *fatal = false;
+    for (j->from = 0; j->from < j->n_tokens; j->from = j->to) {
+        td_prefill_step step;
+
+        j->to = j->n_tokens - j->from > (int32_t)e->cfg->chunk ? j->from + (int32_t)e->cfg->chunk
+                                                               : j->n_tokens;
+        take_messages(e); /* also the cancel of this very job */
+        if (j->canceled)
+            return td_fail(err, TD_CANCELED, "canceled");
+        if (td_now_us() >= j->lease_deadline)
+            return td_fail(err, TD_DEADLINE, "the decode worker's lease ended at %d of %d tokens",
+                           j->from, j->n_tokens);
+        st = td_kv_push_status(j->push);
+        if (st != TD_OK)
+            return td_fail(err, st, "the KV transfer to %s failed", j->worker_id);
+        step = (td_prefill_step){
+            .tokens = j->tokens + j->from,
+            .n = j->to - j->from,
+            .seq = {.pages = j->pages, .n_pages = j->n_pages, .ring = j->ring, .pos = j->from},
+            .sampling = j->to == j->n_tokens ? &j->sampling : NULL,
+            .on_layer = on_layer,
+            .user = j};
+        st = td_model_prefill(e->model, &step, err);
+        if (st != TD_OK) {
+            *fatal = true;
+            return td_wrap(err, "prefill of positions %d to %d", j->from, j->to);
+        }
+        td_counter_add(e->c_prompt_tokens, (uint64_t)(j->to - j->from));
+        *token = step.token;
+    }
+    if (*token < 0)
+        return td_fail(err, TD_INTERNAL, "no token could be sampled: all logits are banned or NaN");
+    return TD_OK;
+}
+
+static Tandem__Finish finish_of(const job *j, int32_t token)
+{
+    for (int32_t i = 0; i < j->n_stops; i++)
+        if (token == j->stops[i])
+            return TANDEM__FINISH__FINISH_STOP;
+    return j->max_tokens <= 1 ? TANDEM__FINISH__FINISH_LENGTH : TANDEM__FINISH__FINISH_NONE;
+}
+
+/* One prompt from the queue to its first token. */
+static td_status run_job(prefill_engine *e, job *j, td_error *err)
+{
+    int32_t token = -1;
+    bool fatal;
+    td_status st;
+
+    jobs_set_state(e->jobs, j, JOB_COMPUTING);
+    j->started_at = td_now_us();
+    td_histogram_observe_us(e->h_queue, j->started_at - j->queued_at);
+    publish_load(e);
+    st = open_push(e, j, err);
+    if (st != TD_OK) { /* a destination that does not fit: only the router can be told */
+        td_counter_add(e->c_failed, 1);
+        send_prefill_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
+        drop_job(e, j);
+        return TD_OK;
+    }
+    st = compute(e, j, &token, &fatal, err);
+    j->computed_at = td_now_us();
+    jobs_set_state(e->jobs, j, JOB_PUSHING);
+    if (st == TD_OK) {
+        td_histogram_observe_us(e->h_compute, j->computed_at - j->started_at);
+        send_prefill_event(e, j, TD_OK, "", token, finish_of(j, token));
+        td_kv_push_finish(j->push, TD_OK, token, j->index);
+    } else if (st == TD_CANCELED) {
+        td_kv_push_cancel(j->push);
+    } else {
+        td_counter_add(e->c_failed, 1);
+        send_prefill_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
+        td_kv_push_finish(j->push, st, 0, 0);
+    }
+    e->load_dirty = true;
+    publish_load(e);
+    return fatal ? st : TD_OK;
+}
+
+static bool drained(const prefill_engine *e)
+{
+    jobs_counts c = jobs_count(e->jobs);
+
+    return e->draining && c.queued + c.computing + c.pushing == 0;
+}
+
+static void enforce_drain_deadline(prefill_engine *e)
+{
+    job *j;
+
+    if (!e->draining || td_now_us() < e->drain_deadline)
+        return;
+    while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
+        if (j->state != JOB_PUSHING)
+            send_prefill_event(e, j, TD_UNAVAILABLE, "this prefill worker has shut down", 0,
+                               TANDEM__FINISH__FINISH_NONE);
+        cancel_job(e, j);
+    }
+}
+
+td_status prefill_engine_run(prefill_engine *e, td_error *err)
+{
+    td_status st = TD_OK;
+
+    while (st == TD_OK && !drained(e)) {
+        job *j;
+
+        take_messages(e);
+        enforce_drain_deadline(e);
+        j = jobs_first_queued(e->jobs);
+        /* No room: a transfer holds it, and its end is a message. */
+        if (j != NULL) {
+            td_status room = take_pages(e, j, err);
+
+            if (room == TD_OK) {
+                st = run_job(e, j, err);
+                continue;
+            }
+            if (room != TD_BUSY || jobs_count(e->jobs).pushing == 0) {
+                send_prefill_event(e, j, room, err->text, 0, TANDEM__FINISH__FINISH_NONE);
+                abandon_queued(e, j, room);
+                continue;
+            }
+        }
+        if (!drained(e)) {
+            td_status woke =
+                td_mailbox_wait(e->mailbox, e->draining ? e->drain_deadline : TD_USEC_NEVER);
+
+            /* Past the drain's deadline all is canceled; what is left ends by itself. */
+            if (woke == TD_DEADLINE)
+                e->drain_deadline = td_now_us() + TD_USEC_PER_SEC;
+        }
+    }
+    if (st != TD_OK) {
+        job *j;
+
+        while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
+            if (j->state == JOB_QUEUED)
+                send_prefill_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
+            cancel_job(e, j);
+        }
+    }
+    return st;
+}
+
+void prefill_engine_settle(prefill_engine *e)
+{
+    jobs_counts c = jobs_count(e->jobs);
+
+    while (c.pushing > 0) { /* the sources are closed: every end has been posted */
+        take_messages(e);
+        c = jobs_count(e->jobs);
+    }
+}

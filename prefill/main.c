@@ -1,0 +1,99 @@
+/* tandem-prefill: reads prompts and pushes their KV into decode workers while it does. */
+#include <stdatomic.h>
+
+#include "common/kv_wire.h"
+#include "common/worker_main.h"
+#include "prefill/config.h"
+#include "prefill/engine.h"
+
+static prefill_config cfg;
+static _Atomic(prefill_engine *) running; /* for the signal thread */
+
+static bool drain(void)
+{
+    prefill_engine *e = atomic_load(&running);
+
+    if (e != NULL)
+        prefill_engine_drain(e);
+    return e != NULL;
+}
+
+/* One source per rank; sources[0..*n) are open also when it fails. */
+static td_status open_sources(td_model *model, td_kv_source **sources, int32_t *n, td_error *err)
+{
+    const td_kv_geometry *g = td_model_kv(model);
+    td_kv_wire_options wo = {.transport = td_kv_transport_words[cfg.worker.kv_transport],
+                             .fail_put_number = (uint32_t)cfg.fault_put,
+                             .wait_event = td_event_wait};
+
+    for (*n = 0; *n < g->tp; ++*n) {
+        td_kv_region region = {.base = td_model_kv_base(model, *n),
+                               .bytes = g->region_bytes,
+                               .memory = TD_KV_HOST,
+                               .device = *n};
+        td_status st = td_kv_source_open(&wo, g, *n, &region, &sources[*n], err);
+
+        if (st != TD_OK)
+            return st;
+    }
+    return TD_OK;
+}
+
+static td_status serve(td_metrics *metrics, td_error *err)
+{
+    td_model *model = NULL;
+    td_model_identity identity = {0};
+    prefill_engine *e = NULL;
+    td_kv_source *sources[TD_KV_MAX_RANKS] = {NULL};
+    td_worker *worker = NULL;
+    int32_t n_sources = 0;
+    uint32_t pages, ring_pages;
+    td_status st;
+
+    st = td_worker_kv_pages(&cfg.worker, cfg.kv_memory, cfg.max_transfers, cfg.chunk, &pages,
+                            &ring_pages, err);
+    if (st == TD_OK)
+        st = td_worker_load_model(&cfg.worker, pages, cfg.max_transfers, ring_pages,
+                                  (int32_t)cfg.chunk, &model, &identity, err);
+    if (st == TD_OK)
+        st = prefill_engine_create(&cfg, model, metrics, &e, err);
+    if (st == TD_OK)
+        st = open_sources(model, sources, &n_sources, err);
+    if (st == TD_OK)
+        st = td_metrics_check(metrics, err);
+    if (st == TD_OK)
+        st = td_worker_start(&cfg.worker, TANDEM__ROLE__ROLE_PREFILL, &identity,
+                             &prefill_worker_callbacks, e, metrics, &worker, err);
+    if (st == TD_OK) {
+        prefill_engine_attach(e, worker, sources, n_sources);
+        atomic_store(&running, e);
+        st = prefill_engine_run(e, err);
+    }
+    /* Sources end their transfers, which read from the model's memory and report to the engine. */
+    atomic_store(&running, NULL);
+    for (int32_t i = 0; i < n_sources; i++)
+        td_kv_source_close(sources[i]);
+    if (e != NULL)
+        prefill_engine_settle(e);
+    td_worker_stop(worker);
+    prefill_engine_free(e);
+    td_model_close(model);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    const td_worker_program program = {
+        .name = "tandem-prefill",
+        .component = "prefill",
+        .purpose = "Reads prompts and pushes their KV into decode workers while it does.",
+        .options = prefill_options,
+        .n_options = prefill_n_options,
+        .config = &cfg,
+        .worker = &cfg.worker,
+        .serve = serve,
+        .drain = drain,
+    };
+
+    return td_worker_main(&program, argc, argv);
+}

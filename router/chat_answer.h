@@ -1,0 +1,17 @@
+/* chat_answer: one answer as Chat Completions JSON, whole or as server-sent events.
+ *
+ * Made for an HTTP request, it owns the reply from then on: it ends the HTTP request exactly once
+ * and frees itself. If the client goes first, it cancels the generation. On the loop's thread. */
+#ifndef TANDEM_ROUTER_CHAT_ANSWER_H
+#define TANDEM_ROUTER_CHAT_ANSWER_H
+
+#include "common/http_server.h"
+#include "router/router.h"
+
+/* Submit *g (moved) and answer req with what comes. */
+void chat_answer_start(router *r, td_http_request *req, generation *g);
+
+/* Answer req with an error's HTTP status and OpenAI's error object. retry_s > 0: Retry-After. */
+void chat_answer_error(td_http_request *req, const td_error *err, uint32_t retry_s);
+
+#endif

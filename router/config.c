@@ -1,0 +1,54 @@
+#include "router/config.h"
+
+#include <stddef.h>
+
+static const char *const log_level_words[] = {"error", "warn", "info", "debug", NULL};
+
+const td_option router_options[] = {
+    {"model", TD_OPT_STR, offsetof(router_config, model), NULL, 0, 0,
+     "Folder with the model's tokenizer.json; its weights are not read.", NULL},
+    {"http-listen", TD_OPT_STR, offsetof(router_config, http_listen), "127.0.0.1:8000", 0, 0,
+     "host:port for clients.", NULL},
+    {"workers-listen", TD_OPT_STR, offsetof(router_config, workers_listen), "tcp://127.0.0.1:7001",
+     0, 0, "URL at which workers register and send tokens.", NULL},
+    {"rpc-listen", TD_OPT_STR, offsetof(router_config, rpc_listen), "", 0, 0,
+     "URL for gateways that speak RPC instead of HTTP. Empty: none.", NULL},
+    {"router-id", TD_OPT_STR, offsetof(router_config, router_id), "", 0, 0,
+     "Unique name of this router for workers. Empty: host name and process id.", NULL},
+    {"max-requests", TD_OPT_U32, offsetof(router_config, max_requests), "1024", 1, 1000000,
+     "Requests inside at once, waiting or running; one more is answered 429.", NULL},
+    {"max-tokens-inside", TD_OPT_U64, offsetof(router_config, max_tokens_inside), "8000000", 1,
+     1e12, "Prompt and reserved tokens of all requests inside; past it the answer is 429.", NULL},
+    {"reserve-tokens", TD_OPT_U32, offsetof(router_config, reserve_tokens), "1024", 16, 131072,
+     "Most answer tokens for which KV pages are held at a time. A longer answer goes on under a "
+     "new "
+     "reservation, at the price of one prefill.",
+     NULL},
+    {"queue-timeout", TD_OPT_DURATION_MS, offsetof(router_config, queue_ms), "30s", 0, 3600000,
+     "Longest wait for room on the workers before a request is answered 429.", NULL},
+    {"recovery-timeout", TD_OPT_DURATION_MS, offsetof(router_config, recovery_ms), "20s", 0,
+     3600000, "Longest wait for another worker after one has failed.", NULL},
+    {"lease", TD_OPT_DURATION_MS, offsetof(router_config, lease_ms), "60s", 100, 86400000,
+     "From the reservation to the last byte of KV; past it the attempt has failed.", NULL},
+    {"stall-timeout", TD_OPT_DURATION_MS, offsetof(router_config, stall_ms), "60s", 100, 3600000,
+     "Longest time without a token from a decode worker before another one is tried.", NULL},
+    {"retries", TD_OPT_U32, offsetof(router_config, retries), "3", 0, 100,
+     "Failures of workers that one request survives.", NULL},
+    {"render-threads", TD_OPT_U32, offsetof(router_config, render_threads), "2", 1, 64,
+     "Threads that turn conversations into tokens.", NULL},
+    {"max-body", TD_OPT_BYTES, offsetof(router_config, max_body), "8MiB", 1024, 1e10,
+     "Longest request body; one longer is answered 413.", NULL},
+    {"slow-client", TD_OPT_BYTES, offsetof(router_config, slow_client_bytes), "256KiB", 1024, 1e10,
+     "A client with this much unread output is disconnected and its request canceled.", NULL},
+    {"sse-ping", TD_OPT_DURATION_MS, offsetof(router_config, sse_ping_ms), "15s", 10, 3600000,
+     "A comment line is sent on a stream that has been silent this long.", NULL},
+    {"drain", TD_OPT_DURATION_MS, offsetof(router_config, drain_ms), "10m", 0, 86400000,
+     "After SIGTERM, how long running answers may take to finish.", NULL},
+    {"date", TD_OPT_STR, offsetof(router_config, date), "", 0, 0,
+     "Date for the system message, YYYY-MM-DD. Empty: today, UTC.", NULL},
+    {"allow-ignore-eos", TD_OPT_BOOL, offsetof(router_config, allow_ignore_eos), "true", 0, 0,
+     "Accept the ignore_eos field, which load tests use to fix the length of answers.", NULL},
+    {"log-level", TD_OPT_ENUM, offsetof(router_config, log_level), "info", 0, 0,
+     "How much is logged.", log_level_words},
+};
+const size_t router_n_options = sizeof router_options / sizeof *router_options;

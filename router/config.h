@@ -1,0 +1,31 @@
+/* the router's settings: filled once by common/config.h from config.c's table. */
+#ifndef TANDEM_ROUTER_CONFIG_H
+#define TANDEM_ROUTER_CONFIG_H
+
+#include "common/config.h"
+
+typedef struct router_config {
+    char *model;          /* folder with tokenizer.json (and config.json) */
+    char *http_listen;    /* host:port */
+    char *workers_listen; /* tcp://host:port: workers' PUSH */
+    char *rpc_listen;     /* tcp://host:port: gateways' REQ; "": none */
+    char *router_id;      /* "": host name, workers' port and process id */
+    uint32_t max_requests;
+    uint64_t max_tokens_inside;
+    uint32_t reserve_tokens;
+    int64_t queue_ms, recovery_ms, lease_ms, stall_ms;
+    uint32_t retries;
+    uint32_t render_threads;
+    uint64_t max_body;
+    uint64_t slow_client_bytes;
+    int64_t sse_ping_ms;
+    int64_t drain_ms;
+    char *date; /* "": today */
+    bool allow_ignore_eos;
+    int32_t log_level;
+} router_config;
+
+extern const td_option router_options[];
+extern const size_t router_n_options;
+
+#endif

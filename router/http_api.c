@@ -1,0 +1,235 @@
+#include "router/http_api.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "router/chat_answer.h"
+#include "router/openai.h"
+
+#ifndef TANDEM_VERSION
+#define TANDEM_VERSION "unknown"
+#endif
+
+struct http_api {
+    router *r;
+    td_http_server *server;
+};
+
+static void today(const router_config *cfg, char out[16])
+{
+    time_t now = time(NULL);
+    struct tm utc;
+
+    if (cfg->date[0] != '\0') {
+        snprintf(out, 16, "%.15s", cfg->date);
+        return;
+    }
+    gmtime_r(&now, &utc);
+    strftime(out, 16, "%Y-%m-%d", &utc);
+}
+
+static void on_chat(http_api *a, td_http_request *req)
+{
+    td_slice body = td_http_request_body(req);
+    char date[16];
+    openai_defaults d = {.date = date, .allow_ignore_eos = a->r->cfg->allow_ignore_eos};
+    generation g;
+    td_error err = {0};
+    td_status st;
+
+    today(a->r->cfg, date);
+    st = openai_parse_chat(body.ptr, body.len, &d, &g, &err);
+    if (st == TD_OK && g.model.len > 0 && router_model(a->r)[0] != '\0' &&
+        !td_slice_eq(g.model, td_slice_of(router_model(a->r)))) {
+        td_fail_param(&err, "model", "the model \"%.100s\" is not served here; \"%s\" is",
+                      g.model.ptr, router_model(a->r));
+        st = err.code = TD_NOTFOUND;
+    }
+    if (st == TD_OK) {
+        chat_answer_start(a->r, req, &g);
+        return;
+    }
+    chat_answer_error(req, &err, 0);
+    generation_free(&g);
+}
+
+static void add_model(td_buf *b, const router *r)
+{
+    const registry_model *m = registry_model_of(workers_registry(r->workers));
+
+    td_buf_str(b, "{\"id\":\"");
+    td_buf_json(b, m->name, strlen(m->name));
+    td_buf_fmt(
+        b, "\",\"object\":\"model\",\"created\":0,\"owned_by\":\"tandem\",\"max_model_len\":%d}",
+        m->max_positions);
+}
+
+static void reply_json(td_http_request *req, td_buf *b)
+{
+    if (b->oom)
+        td_http_error(req, 503, "server_error", "no memory", NULL, NULL, NULL);
+    else
+        td_http_reply(req, 200, "application/json", b->ptr, b->len, NULL);
+    td_buf_free(b);
+}
+
+static void on_models(http_api *a, td_http_request *req)
+{
+    td_buf b = {0};
+
+    td_buf_str(&b, "{\"object\":\"list\",\"data\":[");
+    if (router_model(a->r)[0] != '\0')
+        add_model(&b, a->r);
+    td_buf_str(&b, "]}");
+    reply_json(req, &b);
+}
+
+static void on_model(http_api *a, td_http_request *req, const char *id)
+{
+    td_buf b = {0};
+
+    if (router_model(a->r)[0] == '\0' || strcmp(id, router_model(a->r)) != 0) {
+        td_http_error(req, 404, "invalid_request_error", "no such model", "model",
+                      "model_not_found", NULL);
+        return;
+    }
+    add_model(&b, a->r);
+    reply_json(req, &b);
+}
+
+static void on_health(http_api *a, td_http_request *req)
+{
+    (void)a;
+    td_http_reply(req, 200, "text/plain", "ok\n", 3, NULL);
+}
+
+static void on_ready(http_api *a, td_http_request *req)
+{
+    const char *why;
+    char text[160];
+    bool ready = router_ready(a->r, &why);
+
+    snprintf(text, sizeof text, "%s\n", ready ? "ready" : why);
+    td_http_reply(req, ready ? 200 : 503, "text/plain", text, strlen(text), NULL);
+}
+
+static void on_metrics(http_api *a, td_http_request *req)
+{
+    td_buf b = {0};
+
+    td_metrics_write(a->r->metrics, &b);
+    if (b.oom)
+        td_http_error(req, 503, "server_error", "no memory", NULL, NULL, NULL);
+    else
+        td_http_reply(req, 200, TD_METRICS_CONTENT_TYPE, b.ptr, b.len, NULL);
+    td_buf_free(&b);
+}
+
+static void on_version(http_api *a, td_http_request *req)
+{
+    static const char body[] = "{\"version\":\"" TANDEM_VERSION "\"}";
+
+    (void)a;
+    td_http_reply(req, 200, "application/json", body, sizeof body - 1, NULL);
+}
+
+typedef struct route {
+    const char *path;
+    td_http_method method; /* GET takes HEAD as well */
+    void (*fn)(http_api *a, td_http_request *req);
+} route;
+
+static const route routes[] = {
+    {"/v1/chat/completions", TD_HTTP_POST, on_chat},
+    {"/v1/models", TD_HTTP_GET, on_models},
+    {"/health", TD_HTTP_GET, on_health},
+    {"/ready", TD_HTTP_GET, on_ready},
+    {"/metrics", TD_HTTP_GET, on_metrics},
+    {"/version", TD_HTTP_GET, on_version},
+};
+
+static bool method_fits(td_http_method want, td_http_method got)
+{
+    return want == got || (want == TD_HTTP_GET && got == TD_HTTP_HEAD);
+}
+
+static void wrong_method(td_http_request *req, td_http_method want)
+{
+    char text[160];
+
+    snprintf(text, sizeof text, "%s takes %s", td_http_request_path(req),
+             td_http_method_name(want));
+    td_http_error(req, 405, "invalid_request_error", text, NULL, NULL,
+                  TD_HEADERS({"Allow", want == TD_HTTP_GET ? "GET, HEAD" : "POST"}));
+}
+
+static void on_request(td_http_request *req, void *arg)
+{
+    static const char models[] = "/v1/models/";
+    http_api *a = arg;
+    const char *path = td_http_request_path(req);
+    td_http_method method = td_http_request_method(req);
+    char text[200];
+
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (strcmp(path, routes[i].path) != 0)
+            continue;
+        if (method_fits(routes[i].method, method))
+            routes[i].fn(a, req);
+        else
+            wrong_method(req, routes[i].method);
+        return;
+    }
+    if (strncmp(path, models, sizeof models - 1) == 0) {
+        if (method_fits(TD_HTTP_GET, method))
+            on_model(a, req, path + sizeof models - 1);
+        else
+            wrong_method(req, TD_HTTP_GET);
+        return;
+    }
+    snprintf(text, sizeof text, "there is nothing at %.120s", path);
+    td_http_error(req, 404, "invalid_request_error", text, NULL, "not_found", NULL);
+}
+
+td_status http_api_create(router *r, http_api **out, td_error *err)
+{
+    http_api *a = calloc(1, sizeof *a);
+    td_http_options opt = {.listen = r->cfg->http_listen,
+                           .max_body_bytes = r->cfg->max_body,
+                           .on_request = on_request,
+                           .arg = a};
+    td_status st;
+
+    if (a == NULL)
+        return td_fail(err, TD_NOMEM, "http: no memory");
+    a->r = r;
+    opt.connections =
+        td_metrics_gauge(r->metrics, "tandem:http_connections", "Open client connections.", NULL);
+    st = td_http_server_create(r->loop, &opt, &a->server, err);
+    if (st != TD_OK) {
+        free(a);
+        return td_wrap(err, "--http-listen");
+    }
+    *out = a;
+    return TD_OK;
+}
+
+uint16_t http_api_port(const http_api *a)
+{
+    return td_http_server_port(a->server);
+}
+
+void http_api_stop(http_api *a, td_loop_fn fn, void *arg)
+{
+    td_http_server_stop(a->server, fn, arg);
+}
+
+void http_api_free(http_api *a)
+{
+    if (a == NULL)
+        return;
+    td_http_server_free(a->server);
+    free(a);
+}

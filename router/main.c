@@ -1,0 +1,114 @@
+/* tandem-router: HTTP and RPC in front, prefill and decode workers behind. */
+#include <signal.h>
+#include <stdio.h>
+
+#include "common/log.h"
+#include "common/metrics.h"
+#include "router/config.h"
+#include "router/http_api.h"
+#include "router/router.h"
+
+typedef struct program {
+    router_config cfg;
+    td_loop *loop;
+    td_metrics *metrics;
+    router *router;
+    http_api *http;
+    td_timer *drain_timer;
+    int signals;
+} program;
+
+static void on_http_idle(void *arg)
+{
+    td_loop_stop(((program *)arg)->loop);
+}
+
+static void on_router_idle(void *arg)
+{
+    program *p = arg;
+
+    http_api_stop(p->http, on_http_idle, p);
+}
+
+static void on_drain_deadline(void *arg)
+{
+    program *p = arg;
+    td_error err = {0};
+
+    td_warn("drain_deadline", "requests=%zu", request_count(p->router));
+    td_fail(&err, TD_UNAVAILABLE, "this router has shut down before the answer was done");
+    request_end_all(p->router, &err);
+    td_loop_stop(p->loop);
+}
+
+static void on_signal(void *arg)
+{
+    program *p = arg;
+
+    if (p->signals++ > 0) {
+        td_warn("signal_again", "action=exit");
+        td_loop_stop(p->loop);
+        return;
+    }
+    td_info("draining", "requests=%zu", request_count(p->router));
+    td_timer_in(p->drain_timer, p->cfg.drain_ms * TD_USEC_PER_MSEC);
+    router_drain(p->router, on_router_idle, p);
+}
+
+static td_status serve(program *p, td_error *err)
+{
+    td_status st = td_loop_create(&p->loop, err);
+
+    if (st == TD_OK)
+        st = router_create(p->loop, &p->cfg, p->metrics, &p->router, err);
+    if (st == TD_OK)
+        st = http_api_create(p->router, &p->http, err);
+    if (st == TD_OK)
+        st = td_metrics_check(p->metrics, err);
+    if (st == TD_OK) {
+        p->drain_timer = td_timer_create(p->loop, on_drain_deadline, p);
+        if (p->drain_timer == NULL)
+            st = td_fail(err, TD_NOMEM, "no memory for a timer");
+    }
+    if (st == TD_OK)
+        st = td_loop_on_signal(p->loop, SIGTERM, on_signal, p, err);
+    if (st == TD_OK)
+        st = td_loop_on_signal(p->loop, SIGINT, on_signal, p, err);
+    if (st == TD_OK) {
+        td_info("listening", "http_port=%u", http_api_port(p->http));
+        st = td_loop_run(p->loop, err);
+    }
+    /* Requests hold answers, answers hold HTTP requests: cut those first, which cancels them. */
+    http_api_free(p->http);
+    router_free(p->router);
+    td_timer_free(p->drain_timer);
+    td_loop_free(p->loop);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    static program p;
+    td_config_action action;
+    td_error err = {0};
+    td_status st;
+
+    if (td_config_parse(router_options, router_n_options, "tandem-router",
+                        "Takes requests, places them on workers, streams their answers.", argc,
+                        argv, &p.cfg, &action, &err) != TD_OK) {
+        fprintf(stderr, "tandem-router: %s\n", err.text);
+        return 2;
+    }
+    if (action == TD_CONFIG_EXIT_OK)
+        return 0;
+    td_log_init("router", (td_log_level)p.cfg.log_level);
+    p.metrics = td_metrics_create(NULL);
+    st = p.metrics == NULL ? td_fail(&err, TD_NOMEM, "no memory for metrics") : serve(&p, &err);
+    if (st == TD_OK)
+        td_info("stopped", "status=OK");
+    else
+        td_logerr("failed", "status=%s error=\"%s\"", td_status_name(st), err.text);
+    td_metrics_free(p.metrics);
+    td_config_free(router_options, router_n_options, &p.cfg);
+    return st == TD_OK ? 0 : st == TD_INVALID ? 2 : 1;
+}

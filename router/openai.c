@@ -1,0 +1,285 @@
+#include "router/openai.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "router/openai_json.h"
+
+/* A number within [min, max]; absent leaves *out alone. */
+static td_status take_number(const cJSON *root, const char *name, double min, double max,
+                             double *out, td_error *err)
+{
+    const cJSON *v = openai_field(root, name);
+
+    if (v == NULL)
+        return TD_OK;
+    if (!cJSON_IsNumber(v))
+        return td_fail_param(err, name, "%s must be a number, not %s", name, openai_type_name(v));
+    if (!isfinite(v->valuedouble) || v->valuedouble < min || v->valuedouble > max)
+        return td_fail_param(err, name, "%s must be between %g and %g", name, min, max);
+    *out = v->valuedouble;
+    return TD_OK;
+}
+
+static td_status take_integer(const cJSON *root, const char *name, double min, double max,
+                              int64_t *out, td_error *err)
+{
+    double d = NAN;
+    td_status st = take_number(root, name, min, max, &d, err);
+
+    if (st != TD_OK || isnan(d))
+        return st;
+    if (d != floor(d))
+        return td_fail_param(err, name, "%s must be a whole number", name);
+    *out = (int64_t)d;
+    return TD_OK;
+}
+
+static td_status take_bool(const cJSON *root, const char *name, bool *out, td_error *err)
+{
+    const cJSON *v = openai_field(root, name);
+
+    if (v == NULL)
+        return TD_OK;
+    if (!cJSON_IsBool(v))
+        return td_fail_param(err, name, "%s must be true or false, not %s", name,
+                             openai_type_name(v));
+    *out = cJSON_IsTrue(v);
+    return TD_OK;
+}
+
+/* What is understood but not done is refused, unless the client asks for what happens anyway. */
+static td_status refuse_unsupported(const cJSON *root, td_error *err)
+{
+    int64_t n = 1;
+    double zero = 0;
+    bool off = false;
+    const cJSON *v;
+    td_status st = take_integer(root, "n", 1, 128, &n, err);
+
+    if (st == TD_OK && n != 1)
+        st = td_fail_param(err, "n", "n = %lld is not supported: only one answer a request",
+                           (long long)n);
+    for (size_t i = 0; st == TD_OK && i < 2; i++) {
+        static const char *const penalties[] = {"frequency_penalty", "presence_penalty"};
+
+        st = take_number(root, penalties[i], -2, 2, &zero, err);
+        if (st == TD_OK && zero != 0)
+            st = td_fail_param(err, penalties[i], "%s other than 0 is not supported", penalties[i]);
+    }
+    if (st == TD_OK)
+        st = take_bool(root, "logprobs", &off, err);
+    if (st == TD_OK && off)
+        st = td_fail_param(err, "logprobs", "logprobs are not supported");
+    v = openai_field(root, "top_logprobs");
+    if (st == TD_OK && v != NULL && !(cJSON_IsNumber(v) && v->valuedouble == 0))
+        st = td_fail_param(err, "top_logprobs", "top_logprobs is not supported");
+    v = openai_field(root, "logit_bias");
+    if (st == TD_OK && v != NULL && !(cJSON_IsObject(v) && v->child == NULL))
+        st = td_fail_param(err, "logit_bias", "logit_bias is not supported");
+    v = openai_field(root, "functions");
+    if (st == TD_OK && v != NULL)
+        st = td_fail_param(err, "functions", "functions is the old form: use tools");
+    v = openai_field(root, "function_call");
+    if (st == TD_OK && v != NULL)
+        st = td_fail_param(err, "function_call", "function_call is the old form: use tool_choice");
+    v = openai_field(root, "audio");
+    if (st == TD_OK && v != NULL)
+        st = td_fail_param(err, "audio", "audio is not supported: the model reads and writes text");
+    return st;
+}
+
+static td_status take_seed(const cJSON *root, generation *g, td_error *err)
+{
+    const cJSON *v = openai_field(root, "seed");
+
+    if (v == NULL)
+        return TD_OK;
+    /* Past 2^53 a double no longer tells neighbours apart; chat_keep_numbers() kept the spelling.
+     */
+    if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble) ||
+        v->valuedouble != floor(v->valuedouble) || fabs(v->valuedouble) > 18446744073709549568.0)
+        return td_fail_param(err, "seed", "seed must be a whole number");
+    g->has_seed = true;
+    if (v->valuestring != NULL && strpbrk(v->valuestring, ".eE") == NULL)
+        g->seed = v->valuestring[0] == '-' ? (uint64_t)strtoll(v->valuestring, NULL, 10)
+                                           : strtoull(v->valuestring, NULL, 10);
+    else
+        g->seed = v->valuedouble < 0 ? (uint64_t)(int64_t)v->valuedouble : (uint64_t)v->valuedouble;
+    return TD_OK;
+}
+
+static td_status take_stop(const cJSON *root, generation *g, td_error *err)
+{
+    const cJSON *v = openai_field(root, "stop"), *s;
+
+    if (v == NULL)
+        return TD_OK;
+    if (cJSON_IsString(v)) {
+        g->stop[g->n_stop++] = chat_str(&g->chat, v->valuestring);
+    } else if (cJSON_IsArray(v)) {
+        cJSON_ArrayForEach(s, v)
+        {
+            if (!cJSON_IsString(s))
+                return td_fail_param(err, "stop", "stop must hold strings, not %s",
+                                     openai_type_name(s));
+            if (g->n_stop == GENERATION_MAX_STOPS)
+                return td_fail_param(err, "stop", "stop may hold at most %d strings",
+                                     GENERATION_MAX_STOPS);
+            g->stop[g->n_stop++] = chat_str(&g->chat, s->valuestring);
+        }
+    } else {
+        return td_fail_param(err, "stop", "stop must be a string or an array of strings, not %s",
+                             openai_type_name(v));
+    }
+    for (size_t i = 0; i < g->n_stop; i++)
+        if (g->stop[i].len == 0 || g->stop[i].len > OPENAI_MAX_STOP_BYTES)
+            return td_fail_param(err, "stop", "a stop string must have 1 to %d bytes",
+                                 OPENAI_MAX_STOP_BYTES);
+    return TD_OK;
+}
+
+static td_status take_stream(const cJSON *root, generation *g, td_error *err)
+{
+    const cJSON *o = openai_field(root, "stream_options");
+    td_status st = take_bool(root, "stream", &g->stream, err);
+
+    if (st != TD_OK || o == NULL)
+        return st;
+    if (!cJSON_IsObject(o))
+        return td_fail_param(err, "stream_options", "stream_options must be an object, not %s",
+                             openai_type_name(o));
+    if (!g->stream)
+        return td_fail_param(err, "stream_options", "stream_options needs stream: true");
+    return take_bool(o, "include_usage", &g->include_usage, err);
+}
+
+static td_status take_effort(const cJSON *root, generation *g, td_error *err)
+{
+    const cJSON *v = openai_field(root, "reasoning_effort");
+    static const struct {
+        const char *name;
+        chat_effort effort;
+    } words[] = {{"minimal", CHAT_EFFORT_LOW},
+                 {"low", CHAT_EFFORT_LOW},
+                 {"medium", CHAT_EFFORT_MEDIUM},
+                 {"high", CHAT_EFFORT_HIGH}};
+
+    if (v == NULL)
+        return TD_OK;
+    for (size_t i = 0; cJSON_IsString(v) && i < sizeof words / sizeof *words; i++) {
+        if (strcmp(v->valuestring, words[i].name) == 0) {
+            g->chat.effort = words[i].effort;
+            return TD_OK;
+        }
+    }
+    return td_fail_param(err, "reasoning_effort",
+                         "reasoning_effort must be \"low\", \"medium\" or \"high\"");
+}
+
+static td_status take_format(const cJSON *root, td_error *err)
+{
+    const cJSON *v = openai_field(root, "response_format"), *type;
+
+    if (v == NULL)
+        return TD_OK;
+    type = cJSON_IsObject(v) ? openai_field(v, "type") : NULL;
+    if (!cJSON_IsString(type))
+        return td_fail_param(err, "response_format",
+                             "response_format must be an object with a type");
+    if (strcmp(type->valuestring, "text") != 0)
+        return td_fail_param(
+            err, "response_format.type",
+            "response_format \"%.40s\" is not supported: output is not yet held to "
+            "a schema, so it is refused rather than promised",
+            type->valuestring);
+    return TD_OK;
+}
+
+static td_status take_limits(const cJSON *root, generation *g, td_error *err)
+{
+    int64_t a = 0, b = 0;
+    td_status st = take_integer(root, "max_tokens", 1, 4294967295.0, &a, err);
+
+    if (st == TD_OK)
+        st = take_integer(root, "max_completion_tokens", 1, 4294967295.0, &b, err);
+    if (st == TD_OK && a != 0 && b != 0 && a != b)
+        st = td_fail_param(err, "max_tokens",
+                           "max_tokens is %lld and max_completion_tokens %lld: give one of them",
+                           (long long)a, (long long)b);
+    g->max_tokens = (uint32_t)(a ? a : b);
+    return st;
+}
+
+static td_status take_sampling(const cJSON *root, const openai_defaults *d, generation *g,
+                               td_error *err)
+{
+    double temperature = 1, top_p = 1;
+    int64_t top_k = 0;
+    td_status st = take_number(root, "temperature", 0, 2, &temperature, err);
+
+    if (st == TD_OK)
+        st = take_number(root, "top_p", 0, 1, &top_p, err);
+    if (st == TD_OK) /* -1 is how vLLM's clients say "off" */
+        st = take_integer(root, "top_k", -1, 2147483647.0, &top_k, err);
+    if (st == TD_OK)
+        st = take_bool(root, "ignore_eos", &g->ignore_eos, err);
+    if (st == TD_OK && g->ignore_eos && !d->allow_ignore_eos)
+        st = td_fail_param(err, "ignore_eos", "ignore_eos is switched off on this server");
+    if (st == TD_OK)
+        st = take_seed(root, g, err);
+    if (st == TD_OK)
+        st = take_stop(root, g, err);
+    g->temperature = (float)temperature;
+    /* The smallest set with mass 0 is the likeliest token: greedy. */
+    g->top_p = top_p > 0 ? (float)top_p : 1;
+    if (top_p <= 0 || !(g->top_p > 0))
+        g->temperature = 0;
+    if (!(g->top_p > 0))
+        g->top_p = 1;
+    g->top_k = top_k > 0 ? (int32_t)top_k : 0;
+    return st;
+}
+
+td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d, generation *g,
+                            td_error *err)
+{
+    cJSON *root = NULL;
+    const cJSON *model;
+    td_status st;
+
+    generation_init(g);
+    st = openai_read_json(body, n, &root, err);
+    if (st != TD_OK)
+        return st;
+    model = openai_field(root, "model");
+    if (model != NULL && !cJSON_IsString(model))
+        st = td_fail_param(err, "model", "model must be a string, not %s", openai_type_name(model));
+    else if (model != NULL)
+        g->model = chat_str(&g->chat, model->valuestring);
+    g->chat.date = chat_str(&g->chat, d->date);
+    if (st == TD_OK)
+        st = openai_take_messages(root, &g->chat, err);
+    if (st == TD_OK)
+        st = openai_take_tools(root, &g->chat, err);
+    if (st == TD_OK)
+        st = take_effort(root, g, err);
+    if (st == TD_OK)
+        st = take_format(root, err);
+    if (st == TD_OK)
+        st = take_limits(root, g, err);
+    if (st == TD_OK)
+        st = take_sampling(root, d, g, err);
+    if (st == TD_OK)
+        st = take_stream(root, g, err);
+    if (st == TD_OK)
+        st = take_bool(root, "continue_final_message", &g->chat.continue_final, err);
+    if (st == TD_OK)
+        st = refuse_unsupported(root, err);
+    if (st == TD_OK && g->chat.oom)
+        st = td_fail(err, TD_NOMEM, "no memory for the request");
+    cJSON_Delete(root);
+    return st;
+}

@@ -1,0 +1,30 @@
+/* openai: the JSON of OpenAI's Chat Completions API, checked field by field into a generation.
+ *
+ * Every mistake is named by its field ("messages[2].content[0].type"), and what is understood but
+ * not supported is refused by name rather than ignored. Unknown fields are ignored, as OpenAI's own
+ * clients expect of other servers. An explicit null means absent. Thread-safe. */
+#ifndef TANDEM_ROUTER_OPENAI_H
+#define TANDEM_ROUTER_OPENAI_H
+
+#include "common/status.h"
+#include "router/generation.h"
+
+enum {
+    OPENAI_MAX_DEPTH = 64, /* nesting of the body */
+    OPENAI_MAX_MESSAGES = 4096,
+    OPENAI_MAX_TOOLS = 512,
+    OPENAI_MAX_STOP_BYTES = 4096,
+};
+
+typedef struct openai_defaults {
+    const char *date; /* for the system message, "YYYY-MM-DD" or "" */
+    bool allow_ignore_eos;
+} openai_defaults;
+
+/* Parse a /v1/chat/completions body. body[n] must be NUL (it is not read as part of the body). *g
+ * is initialised here and to be freed by the caller whatever is returned. TD_INVALID with
+ * err->param, TD_NOMEM. */
+TD_MUST_CHECK td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d,
+                                          generation *g, td_error *err);
+
+#endif

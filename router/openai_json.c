@@ -1,0 +1,370 @@
+#include "router/openai_json.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "router/openai.h"
+
+const cJSON *openai_field(const cJSON *object, const char *name)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(object, name);
+
+    return v == NULL || cJSON_IsNull(v) ? NULL : v;
+}
+
+const char *openai_type_name(const cJSON *v)
+{
+    return cJSON_IsString(v)   ? "a string"
+           : cJSON_IsNumber(v) ? "a number"
+           : cJSON_IsBool(v)   ? "true or false"
+           : cJSON_IsArray(v)  ? "an array"
+           : cJSON_IsObject(v) ? "an object"
+           : cJSON_IsNull(v)   ? "null"
+                               : "something else";
+}
+
+/* Look through the text before anything recursive does: how deep it nests, and whether a string
+ * holds an escaped NUL, at which cJSON would cut it without a word. */
+static td_status scan(const char *body, size_t n, td_error *err)
+{
+    bool in_string = false;
+    int depth = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        char c = body[i];
+
+        if (in_string) {
+            if (c == '\\') {
+                if (n - i > 5 && memcmp(body + i + 1, "u0000", 5) == 0)
+                    return td_fail(err, TD_INVALID,
+                                   "the body has a string with a NUL character (at byte %zu)", i);
+                i++;
+            } else if (c == '"') {
+                in_string = false;
+            }
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '{' || c == '[') {
+            if (++depth > OPENAI_MAX_DEPTH)
+                return td_fail(err, TD_INVALID, "the body nests deeper than %d levels",
+                               OPENAI_MAX_DEPTH);
+        } else if (c == '}' || c == ']') {
+            depth--;
+        } else if (c == '\0') {
+            return td_fail(err, TD_INVALID, "the body is not JSON: it has a NUL byte at %zu", i);
+        }
+    }
+    return TD_OK;
+}
+
+td_status openai_read_json(const char *body, size_t n, cJSON **root, td_error *err)
+{
+    const char *end = NULL;
+    size_t bad;
+    td_status st;
+
+    if (n == 0)
+        return td_fail(err, TD_INVALID, "the body is empty: a JSON object is expected");
+    if (!td_utf8_valid(body, n, &bad))
+        return td_fail(err, TD_INVALID, "the body is not valid UTF-8 at byte %zu", bad);
+    st = scan(body, n, err);
+    if (st != TD_OK)
+        return st;
+    *root = cJSON_ParseWithLengthOpts(body, n + 1, &end, 1);
+    if (*root == NULL)
+        return td_fail(err, TD_INVALID, "the body is not valid JSON near byte %zu",
+                       end != NULL && end >= body ? (size_t)(end - body) : (size_t)0);
+    if (!cJSON_IsObject(*root)) {
+        st = td_fail(err, TD_INVALID, "the body must be a JSON object, not %s",
+                     openai_type_name(*root));
+        cJSON_Delete(*root);
+        *root = NULL;
+        return st;
+    }
+    chat_keep_numbers(*root, body, n);
+    return TD_OK;
+}
+
+/* ---- messages ---- */
+
+/* "messages[3].content", for errors. */
+typedef struct path {
+    char text[64];
+} path;
+
+static path at(size_t i, const char *field)
+{
+    path p;
+
+    snprintf(p.text, sizeof p.text, "messages[%zu]%s%s", i, field[0] ? "." : "", field);
+    return p;
+}
+
+/* A string, or an array of text parts joined as they are. Absent stays absent. */
+static td_status take_content(const cJSON *m, size_t i, const char *name, chat *c, td_slice *out,
+                              td_error *err)
+{
+    const cJSON *v = openai_field(m, name), *part;
+    td_buf joined = {0};
+    td_status st = TD_OK;
+    int k = 0;
+
+    if (v == NULL)
+        return TD_OK;
+    if (cJSON_IsString(v)) {
+        *out = chat_str(c, v->valuestring);
+        return TD_OK;
+    }
+    if (!cJSON_IsArray(v))
+        return td_fail_param(err, at(i, name).text,
+                             "%s must be a string or an array of parts, not %s", at(i, name).text,
+                             openai_type_name(v));
+    cJSON_ArrayForEach(part, v)
+    {
+        const cJSON *type = cJSON_IsObject(part) ? openai_field(part, "type") : NULL;
+        const cJSON *text = cJSON_IsObject(part) ? openai_field(part, "text") : NULL;
+        char where[96];
+
+        snprintf(where, sizeof where, "%s[%d]", at(i, name).text, k++);
+        if (!cJSON_IsString(type)) {
+            st = td_fail_param(err, where, "%s must be an object with a type", where);
+            break;
+        }
+        if (strcmp(type->valuestring, "text") != 0 &&
+            strcmp(type->valuestring, "input_text") != 0 &&
+            strcmp(type->valuestring, "output_text") != 0) {
+            st = td_fail_param(err, where, "%s has type \"%.40s\": only text is supported", where,
+                               type->valuestring);
+            break;
+        }
+        if (!cJSON_IsString(text)) {
+            st = td_fail_param(err, where, "%s.text must be a string", where);
+            break;
+        }
+        td_buf_str(&joined, text->valuestring);
+    }
+    if (st == TD_OK && joined.oom)
+        st = td_fail(err, TD_NOMEM, "no memory for the request");
+    if (st == TD_OK)
+        *out = chat_text(c, joined.ptr ? joined.ptr : "", joined.len);
+    td_buf_free(&joined);
+    return st;
+}
+
+static td_status take_string(const cJSON *o, const char *name, const char *where, bool needed,
+                             chat *c, td_slice *out, td_error *err)
+{
+    const cJSON *v = openai_field(o, name);
+    char full[128];
+
+    snprintf(full, sizeof full, "%s.%s", where, name);
+    if (v == NULL && needed)
+        return td_fail_param(err, full, "%s is missing", full);
+    if (v == NULL)
+        return TD_OK;
+    if (!cJSON_IsString(v))
+        return td_fail_param(err, full, "%s must be a string, not %s", full, openai_type_name(v));
+    *out = chat_str(c, v->valuestring);
+    return TD_OK;
+}
+
+static td_status take_calls(const cJSON *m, size_t i, chat *c, chat_message *out, td_error *err)
+{
+    const cJSON *v = openai_field(m, "tool_calls"), *call;
+    int k = 0;
+
+    if (v == NULL)
+        return TD_OK;
+    if (!cJSON_IsArray(v))
+        return td_fail_param(err, at(i, "tool_calls").text, "%s must be an array, not %s",
+                             at(i, "tool_calls").text, openai_type_name(v));
+    cJSON_ArrayForEach(call, v)
+    {
+        chat_tool_call *t = chat_add_tool_call(c, out);
+        const cJSON *type, *function;
+        char where[96], inner[112];
+        td_status st;
+
+        snprintf(where, sizeof where, "%s[%d]", at(i, "tool_calls").text, k++);
+        snprintf(inner, sizeof inner, "%s.function", where);
+        if (!cJSON_IsObject(call))
+            return td_fail_param(err, where, "%s must be an object, not %s", where,
+                                 openai_type_name(call));
+        type = openai_field(call, "type");
+        if (type != NULL && !(cJSON_IsString(type) && strcmp(type->valuestring, "function") == 0))
+            return td_fail_param(err, where, "%s.type must be \"function\"", where);
+        function = openai_field(call, "function");
+        if (!cJSON_IsObject(function))
+            return td_fail_param(err, inner, "%s must be an object", inner);
+        st = take_string(call, "id", where, true, c, &t->id, err);
+        if (st == TD_OK)
+            st = take_string(function, "name", inner, true, c, &t->name, err);
+        if (st == TD_OK)
+            st = take_string(function, "arguments", inner, true, c, &t->arguments, err);
+        if (st != TD_OK)
+            return st;
+    }
+    return TD_OK;
+}
+
+static td_status take_message(const cJSON *m, size_t i, chat *c, td_error *err)
+{
+    static const struct {
+        const char *name;
+        chat_role role;
+    } roles[] = {{"system", CHAT_SYSTEM},
+                 {"developer", CHAT_DEVELOPER},
+                 {"user", CHAT_USER},
+                 {"assistant", CHAT_ASSISTANT},
+                 {"tool", CHAT_TOOL}};
+    const cJSON *role = cJSON_IsObject(m) ? openai_field(m, "role") : NULL;
+    chat_message *out = NULL;
+    td_status st;
+
+    if (!cJSON_IsObject(m))
+        return td_fail_param(err, at(i, "").text, "%s must be an object, not %s", at(i, "").text,
+                             openai_type_name(m));
+    for (size_t k = 0; cJSON_IsString(role) && k < sizeof roles / sizeof *roles; k++)
+        if (strcmp(role->valuestring, roles[k].name) == 0)
+            out = chat_add_message(c, roles[k].role);
+    if (out == NULL)
+        return td_fail_param(err, at(i, "role").text,
+                             "%s must be system, developer, user, assistant or tool",
+                             at(i, "role").text);
+    st = take_content(m, i, "content", c, &out->content, err);
+    if (st != TD_OK)
+        return st;
+    if (out->content.ptr == NULL && out->role != CHAT_ASSISTANT)
+        return td_fail_param(err, at(i, "content").text, "%s is missing", at(i, "content").text);
+    if (out->role == CHAT_TOOL)
+        return take_string(m, "tool_call_id", at(i, "").text, true, c, &out->tool_call_id, err);
+    if (out->role != CHAT_ASSISTANT)
+        return take_string(m, "name", at(i, "").text, false, c, &out->name, err);
+    /* Two names are in use for one thing; a client that sends both sends the same. */
+    st = take_content(m, i, "reasoning_content", c, &out->reasoning, err);
+    if (st == TD_OK && openai_field(m, "reasoning") != NULL)
+        st = take_content(m, i, "reasoning", c, &out->reasoning, err);
+    if (st == TD_OK)
+        st = take_calls(m, i, c, out, err);
+    return st;
+}
+
+td_status openai_take_messages(const cJSON *root, chat *c, td_error *err)
+{
+    const cJSON *list = openai_field(root, "messages"), *m;
+    size_t i = 0;
+
+    if (!cJSON_IsArray(list))
+        return td_fail_param(err, "messages",
+                             list == NULL ? "messages is missing" : "messages must be an array");
+    if (list->child == NULL)
+        return td_fail_param(err, "messages", "messages is empty: at least one is needed");
+    cJSON_ArrayForEach(m, list)
+    {
+        td_status st;
+
+        if (i == OPENAI_MAX_MESSAGES)
+            return td_fail_param(err, "messages", "more than %d messages", OPENAI_MAX_MESSAGES);
+        st = take_message(m, i++, c, err);
+        if (st != TD_OK)
+            return st;
+    }
+    return TD_OK;
+}
+
+/* ---- tools ---- */
+
+static td_status take_tool(cJSON *t, size_t i, chat *c, td_error *err)
+{
+    char where[64], inner[80];
+    cJSON *function, *params;
+    const cJSON *type, *strict;
+    chat_tool *out;
+    td_status st;
+
+    snprintf(where, sizeof where, "tools[%zu]", i);
+    snprintf(inner, sizeof inner, "tools[%zu].function", i);
+    type = cJSON_IsObject(t) ? openai_field(t, "type") : NULL;
+    if (!cJSON_IsString(type))
+        return td_fail_param(err, where, "%s must be an object with a type", where);
+    if (strcmp(type->valuestring, "function") != 0)
+        return td_fail_param(err, where, "%s has type \"%.40s\": only \"function\" is supported",
+                             where, type->valuestring);
+    function = cJSON_GetObjectItemCaseSensitive(t, "function");
+    if (!cJSON_IsObject(function))
+        return td_fail_param(err, inner, "%s must be an object", inner);
+    out = chat_add_tool(c);
+    st = take_string(function, "name", inner, true, c, &out->name, err);
+    if (st == TD_OK)
+        st = take_string(function, "description", inner, false, c, &out->description, err);
+    if (st != TD_OK)
+        return st;
+    strict = openai_field(function, "strict");
+    if (strict != NULL && !cJSON_IsBool(strict))
+        return td_fail_param(err, inner, "%s.strict must be true or false", inner);
+    if (cJSON_IsTrue(strict))
+        return td_fail_param(err, inner,
+                             "%s.strict is not supported: arguments are not yet held to "
+                             "the schema",
+                             inner);
+    params = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+    if (params == NULL || cJSON_IsNull(params))
+        return TD_OK;
+    if (!cJSON_IsObject(params))
+        return td_fail_param(err, inner, "%s.parameters must be a JSON schema, an object, not %s",
+                             inner, openai_type_name(params));
+    chat_set_parameters(c, out, cJSON_DetachItemViaPointer(function, params));
+    return TD_OK;
+}
+
+static td_status take_tool_choice(const cJSON *root, chat *c, td_error *err)
+{
+    const cJSON *v = openai_field(root, "tool_choice"), *f;
+
+    if (v == NULL)
+        return TD_OK;
+    if (cJSON_IsString(v)) {
+        if (strcmp(v->valuestring, "auto") == 0)
+            c->tool_choice = CHAT_TOOL_AUTO;
+        else if (strcmp(v->valuestring, "none") == 0)
+            c->tool_choice = CHAT_TOOL_NONE;
+        else if (strcmp(v->valuestring, "required") == 0)
+            c->tool_choice = CHAT_TOOL_REQUIRED;
+        else
+            return td_fail_param(err, "tool_choice",
+                                 "tool_choice must be auto, none, required or a function");
+        if (c->tool_choice == CHAT_TOOL_REQUIRED && c->n_tools == 0)
+            return td_fail_param(err, "tool_choice",
+                                 "tool_choice is required, but there are no tools");
+        return TD_OK;
+    }
+    f = cJSON_IsObject(v) ? openai_field(v, "function") : NULL;
+    if (!cJSON_IsObject(f))
+        return td_fail_param(err, "tool_choice",
+                             "tool_choice must be auto, none, required or a function");
+    c->tool_choice = CHAT_TOOL_NAMED;
+    return take_string(f, "name", "tool_choice.function", true, c, &c->tool_choice_name, err);
+}
+
+td_status openai_take_tools(cJSON *root, chat *c, td_error *err)
+{
+    cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "tools"), *t, *next;
+    size_t i = 0;
+
+    if (list != NULL && !cJSON_IsNull(list)) {
+        if (!cJSON_IsArray(list))
+            return td_fail_param(err, "tools", "tools must be an array, not %s",
+                                 openai_type_name(list));
+        for (t = list->child; t != NULL; t = next) {
+            td_status st;
+
+            next = t->next;
+            if (i == OPENAI_MAX_TOOLS)
+                return td_fail_param(err, "tools", "more than %d tools", OPENAI_MAX_TOOLS);
+            st = take_tool(t, i++, c, err);
+            if (st != TD_OK)
+                return st;
+        }
+    }
+    return take_tool_choice(root, c, err);
+}

@@ -1,0 +1,96 @@
+/* The inside of a request, shared by request.c (its phases) and request_output.c (its tokens). */
+#ifndef TANDEM_ROUTER_REQUEST_IMPL_H
+#define TANDEM_ROUTER_REQUEST_IMPL_H
+
+#include <uthash.h>
+
+#include "router/router.h"
+#include "router/stop_strings.h"
+
+enum { REQUEST_LABEL_BYTES = 132 };
+
+typedef enum request_phase {
+    RQ_RENDER,  /* conversation -> tokens, on the pool */
+    RQ_ADMIT,   /* a place within the router's bounds */
+    RQ_PLACE,   /* a decode and a prefill worker */
+    RQ_RESERVE, /* pages on the decode worker */
+    RQ_PREFILL, /* the prompt is read, its KV pushed, the first token sampled */
+    RQ_STREAM,  /* the decode worker sends tokens */
+    RQ_DONE,
+} request_phase;
+
+struct request {
+    router *r;
+    uint64_t id;
+    char label[REQUEST_LABEL_BYTES];
+    int64_t created_s;
+    answer answer;
+    void *user;
+    generation g;
+    request_phase phase;
+    bool gone; /* ended; here only until the pool gives it back */
+
+    render_job render;
+    bool rendering, rendered;
+    td_tokens prompt; /* as rendered */
+    uint32_t max_tokens;
+    uint64_t seed;
+    uint64_t admitted_tokens;
+    bool admitted;
+
+    /* The current attempt. */
+    uint32_t attempt;
+    uint32_t attempt_max; /* tokens that it may give */
+    char decode[REGISTRY_ID_BYTES], prefill[REGISTRY_ID_BYTES];
+    uint64_t decode_incarnation, prefill_incarnation;
+    workers_call *call;   /* a Reserve or Prefill on its way */
+    uint8_t *destination; /* packed KvDestination, owned */
+    size_t n_destination;
+    bool waits;            /* in router.waiting */
+    bool reserved;         /* the decode worker holds pages, as far as we know */
+    bool prefill_sent;     /* a source may write into them */
+    bool transferred;      /* it has said that it is done */
+    bool prefill_answered; /* our Prefill was accepted */
+    uint32_t retries_left;
+    char avoid_decode[REGISTRY_ID_BYTES], avoid_prefill[REGISTRY_ID_BYTES];
+    td_usec deadline; /* of the present phase; TD_USEC_NEVER */
+
+    /* The answer so far: every token that was given out. */
+    td_tokens out;
+    harmony_parser *parser;
+    stop_strings *stops;
+    bool started; /* on_start was called */
+    bool stop_string_hit;
+    bool in_output; /* inside a callback of the answer: a cancel must wait */
+    bool cancel_wanted;
+
+    request_times times;
+    request_usage usage;
+    uint32_t retry_s;
+
+    struct request *prev, *next; /* utlist: router.waiting */
+    UT_hash_handle hh;           /* router.by_id */
+};
+
+/* What has become of a request after some of its output. */
+typedef enum output_state {
+    OUTPUT_MORE,
+    OUTPUT_STOP,        /* the model has ended its answer */
+    OUTPUT_STOP_STRING, /* a stop string is complete */
+    OUTPUT_LENGTH,      /* max_tokens reached */
+    OUTPUT_GONE,        /* canceled from within a callback */
+} output_state;
+
+/* Parser and stop strings, once the prompt is rendered. */
+TD_MUST_CHECK td_status request_output_open(request *q, td_error *err);
+void request_output_close(request *q);
+
+/* Take n tokens whose first has number `index`. What is there already is skipped. TD_INTERNAL: a
+ * token in between is missing. */
+TD_MUST_CHECK td_status request_output_tokens(request *q, uint32_t index, const int32_t *tokens,
+                                              size_t n, output_state *state, td_error *err);
+
+/* Flush what was held back and say how it ended; the finish reason for on_finish. */
+const char *request_output_finish(request *q, harmony_end end);
+
+#endif
