@@ -39,30 +39,20 @@ static bool insert(merges *m, uint32_t left, uint32_t right, uint32_t rank)
     return true;
 }
 
-/* Every way in which tokens are two tokens side by side, by id of the whole. *out is malloc'd. */
-static td_status all_splits(const vocab *v, vocab_merge **out, uint32_t **whole, size_t *n,
+/* Every way in which tokens are two tokens side by side, by id of the whole. Both arrays are the
+ * caller's to free, also after failure. */
+static td_status all_splits(const vocab *v, vocab_merge **pairs, uint32_t **whole, size_t *n,
                             td_error *err)
 {
-    size_t cap = 4 * (size_t)v->n_ordinary, k = 0;
-    vocab_merge *pairs = malloc(cap * sizeof *pairs);
-    uint32_t *ids = malloc(cap * sizeof *ids);
+    size_t cap = v->start[v->n_ordinary]; /* bytes: more than there are places to split */
 
-    for (int32_t id = 0; pairs != NULL && ids != NULL && id < v->n_ordinary; id++) {
+    *pairs = malloc(cap * sizeof **pairs);
+    *whole = malloc(cap * sizeof **whole);
+    if (*pairs == NULL || *whole == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for the splits of %d tokens", v->n_ordinary);
+    for (int32_t id = 0; id < v->n_ordinary; id++) {
         td_slice p = vocab_bytes(v, id);
 
-        if (cap - k < p.len) {
-            void *grown;
-
-            cap = 2 * cap + p.len;
-            grown = realloc(pairs, cap * sizeof *pairs);
-            if (grown == NULL)
-                break;
-            pairs = grown;
-            grown = realloc(ids, cap * sizeof *ids);
-            if (grown == NULL)
-                break;
-            ids = grown;
-        }
         for (size_t at = 1; at < p.len; at++) {
             int32_t left = vocab_find(v, p.ptr, at), right;
 
@@ -71,19 +61,11 @@ static td_status all_splits(const vocab *v, vocab_merge **out, uint32_t **whole,
             right = vocab_find(v, p.ptr + at, p.len - at);
             if (right < 0)
                 continue;
-            pairs[k] = (vocab_merge){(uint32_t)left, (uint32_t)right};
-            ids[k++] = (uint32_t)id;
-        }
-        if (id == v->n_ordinary - 1) {
-            *out = pairs;
-            *whole = ids;
-            *n = k;
-            return TD_OK;
+            (*pairs)[*n] = (vocab_merge){(uint32_t)left, (uint32_t)right};
+            (*whole)[(*n)++] = (uint32_t)id;
         }
     }
-    free(pairs);
-    free(ids);
-    return td_fail(err, TD_NOMEM, "no memory for the splits of %d tokens", v->n_ordinary);
+    return TD_OK;
 }
 
 static td_status fill_from_splits(merges *m, const vocab *v, const vocab_merge *pairs,
