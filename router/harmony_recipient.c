@@ -114,8 +114,7 @@ harmony_recipient harmony_recipient_read(td_slice word, const harmony_names *nam
     } else if (!prefixed && is_builtin(name)) {
         r.target = HARMONY_TARGET_BUILTIN;
         return r;
-    } else if (find_declared(name, names, &found) ||
-               find_declared(chat_bare_name(name), names, &found)) {
+    } else if (find_declared(chat_bare_name(name), names, &found)) { /* also said twice */
         r.declared = r.odd = true;
         r.name = found;
     }

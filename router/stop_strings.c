@@ -81,13 +81,11 @@ void stop_strings_free(stop_strings *s)
     free(s);
 }
 
-/* One byte further; true when the string is complete. */
+/* One byte further; true when the string is complete, after which there is no further one. */
 static bool needle_step(needle *d, char c)
 {
     size_t k = d->state;
 
-    if (k == d->len)
-        k = d->border[k - 1];
     while (k > 0 && c != d->text[k])
         k = d->border[k - 1];
     if (c == d->text[k])

@@ -58,10 +58,25 @@ static void check(const record *r, size_t n_ids)
     td_assert(r->stats.calls > 0 || strcmp(r->finish_reason, "tool_calls") != 0);
 }
 
+static bool same_text(const td_buf *a, const td_buf *b)
+{
+    return a->len == b->len && memcmp(a->ptr, b->ptr, a->len) == 0;
+}
+
+/* However the text was cut into tokens, the answer is the same. */
+static void check_same(const record *a, const record *b)
+{
+    td_assert(same_text(&a->content, &b->content) && same_text(&a->reasoning, &b->reasoning));
+    td_assert(a->n_calls == b->n_calls && strcmp(a->finish_reason, b->finish_reason) == 0);
+    for (size_t i = 0; i < a->n_calls; i++)
+        td_assert(same_text(&a->calls[i].name, &b->calls[i].name) &&
+                  same_text(&a->calls[i].arguments, &b->calls[i].arguments));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {"x", "get_weather", "json"};
-    static record r; /* too large for a stack */
+    static record r, again; /* too large for a stack */
     const harmony *h = fixture_harmony();
     td_tokens ids;
     chat c;
@@ -76,6 +91,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ids = ids_of(h, data + 1, size - 1, (data[0] & 16) != 0);
     record_run(&r, h, &c, ids.ptr, ids.len, (harmony_end)(data[0] >> 2 & 3));
     check(&r, ids.len);
+    if ((data[0] & 16) != 0) {
+        td_tokens bytes = fixture_bytes(h, &ids);
+
+        record_run(&again, h, &c, bytes.ptr, bytes.len, (harmony_end)(data[0] >> 2 & 3));
+        check(&again, bytes.len);
+        check_same(&r, &again);
+        record_fini(&again);
+        td_tokens_free(&bytes);
+    }
     record_fini(&r);
     td_tokens_free(&ids);
     chat_free(&c);

@@ -193,6 +193,24 @@ td_tokens fixture_tokens(const harmony *h, const char *s)
     return ids;
 }
 
+td_tokens fixture_bytes(const harmony *h, const td_tokens *ids)
+{
+    td_tokens out = {0};
+
+    for (size_t i = 0; i < ids->len; i++) {
+        td_slice bytes;
+
+        if (tokenizer_is_special(harmony_tokenizer(h), ids->ptr[i])) {
+            td_tokens_push(&out, ids->ptr[i]);
+            continue;
+        }
+        td_assert(tokenizer_bytes(harmony_tokenizer(h), ids->ptr[i], &bytes));
+        for (size_t b = 0; b < bytes.len; b++)
+            td_tokens_push(&out, (unsigned char)bytes.ptr[b]);
+    }
+    return out;
+}
+
 td_buf fixture_text(const harmony *h, const td_tokens *ids)
 {
     td_buf out = {0};

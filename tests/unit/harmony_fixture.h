@@ -10,7 +10,9 @@
 #include "router/harmony_render.h"
 #include "router/tokenizer.h"
 
+#ifndef HARMONY_DATA /* set by what does not run from the root of the source */
 #define HARMONY_DATA "tests/data/harmony/"
+#endif
 
 /* The small vocabulary of tests/data/harmony, opened once; aborts when it cannot be. */
 const harmony *fixture_harmony(void);
@@ -35,6 +37,10 @@ void fixture_chat(chat *c, const cJSON *body);
 
 /* Tokens of a text in which control tokens are spelled out. */
 td_tokens fixture_tokens(const harmony *h, const char *text);
+
+/* The same text with a token for each byte, which the small vocabulary has as its first 256:
+ * whatever the cuts, an answer must stay the same. */
+td_tokens fixture_bytes(const harmony *h, const td_tokens *ids);
 
 /* The other way, to be freed with td_buf_free(). */
 td_buf fixture_text(const harmony *h, const td_tokens *ids);

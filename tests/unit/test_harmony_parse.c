@@ -116,26 +116,6 @@ static void check_record(const char *label, const cJSON *stream, const record *r
         assert_true(r->calls[i].ended);
 }
 
-/* One token a byte, instead of the tokens that encoding gives: whatever the cuts, the same answer.
- */
-static td_tokens in_bytes(const harmony *h, const td_tokens *ids)
-{
-    td_tokens out = {0};
-
-    for (size_t i = 0; i < ids->len; i++) {
-        td_slice bytes;
-
-        if (tokenizer_is_special(harmony_tokenizer(h), ids->ptr[i])) {
-            td_tokens_push(&out, ids->ptr[i]);
-            continue;
-        }
-        assert_true(tokenizer_bytes(harmony_tokenizer(h), ids->ptr[i], &bytes));
-        for (size_t b = 0; b < bytes.len; b++)
-            td_tokens_push(&out, (unsigned char)bytes.ptr[b]); /* the fixture has bytes first */
-    }
-    return out;
-}
-
 static void run_file(const char *name, const harmony *h)
 {
     cJSON *root = load(name);
@@ -156,7 +136,7 @@ static void run_file(const char *name, const harmony *h)
         check_record(label, s, &r, strict);
         record_fini(&r);
         if (h == fixture_harmony()) {
-            td_tokens bytes = in_bytes(h, &ids);
+            td_tokens bytes = fixture_bytes(h, &ids);
 
             strcat(label, ", in bytes");
             record_run(&r, h, &c, bytes.ptr, bytes.len, end_of(s));
@@ -345,7 +325,7 @@ static void test_any_cut_gives_a_beginning(void **state)
            "<|message|>wait\xF0\x9F\xAB\xA0<|end|><|start|>assistant<|channel|>commentary "
            "to=functions.x <|constrain|>json<|message|>{\"a\":1}<|end|><|start|>assistant"
            "<|channel|>final<|message|>done<|return|>");
-    td_tokens ids = in_bytes(h, &whole);
+    td_tokens ids = fixture_bytes(h, &whole);
     record all, r;
     chat c;
 
