@@ -32,8 +32,9 @@
 #include "common/loop_internal.h"
 
 enum {
-    BUSY_INPUT_BYTES = 64 << 10, /* pipelined bytes read ahead while a request is answered */
-    READ_SLACK_BYTES = 64 << 10, /* over head and body: chunk framing */
+    BUSY_INPUT_BYTES = 64 << 10, /* bytes behind a request that has no whole reply yet */
+    FLUSH_INPUT_BYTES = BUSY_INPUT_BYTES / 2, /* so that the next request does not start full */
+    READ_SLACK_BYTES = 64 << 10,              /* over head and body: chunk framing */
     LINGER_US = 2000000,
     N_KEEPALIVE_IDLE_S = 30, /* a client that vanished without a FIN is noticed in a minute */
 };
@@ -148,18 +149,20 @@ void http_conn_orphan(http_conn *c)
 void http_conn_set_phase(http_conn *c, http_phase phase)
 {
     const td_http_options *o = &c->server->options;
-    size_t most = phase == HTTP_IDLE || phase == HTTP_READING
-                      ? o->max_header_bytes + o->max_body_bytes + READ_SLACK_BYTES
-                      : BUSY_INPUT_BYTES;
+    size_t most = phase == HTTP_BUSY ? BUSY_INPUT_BYTES
+                  : phase == HTTP_FLUSHING
+                      ? FLUSH_INPUT_BYTES
+                      : o->max_header_bytes + o->max_body_bytes + READ_SLACK_BYTES;
 
-    if (phase == HTTP_IDLE || phase == HTTP_BUSY)
-        bufferevent_setwatermark(c->bev, EV_READ, 0, most);
+    if (c->phase == HTTP_CLOSING) /* nothing brings it back */
+        return;
+    bufferevent_setwatermark(c->bev, EV_READ, 0, most);
     c->phase = phase;
     c->left = SIZE_MAX;
-    if (phase == HTTP_BUSY)
-        td_timer_stop(c->timer);
-    else if (phase == HTTP_CLOSING)
+    if (phase == HTTP_CLOSING)
         event_active(&c->soon, EV_TIMEOUT, 0);
+    else if (phase == HTTP_BUSY)
+        td_timer_stop(c->timer);
     else
         td_timer_in(c->timer, o->read_timeout_us);
 }
@@ -172,21 +175,23 @@ static void on_timer(void *arg)
     if (c->phase == HTTP_FLUSHING && left < c->left) { /* slow, but it moves */
         c->left = left;
         td_timer_in(c->timer, c->server->options.read_timeout_us);
-        return;
+    } else {
+        evhttp_connection_free(c->evcon); /* calls on_evhttp_close() */
     }
-    evhttp_connection_free(c->evcon); /* calls on_evhttp_close() */
 }
 
 static void on_input(struct evbuffer *b, const struct evbuffer_cb_info *info, void *arg)
 {
     http_conn *c = arg;
 
-    (void)b;
     if (info->n_added == 0)
         return;
     c->bytes_in += info->n_added;
     if (c->phase == HTTP_IDLE)
         http_conn_set_phase(c, HTTP_READING);
+    else if (c->phase == HTTP_BUSY && evbuffer_get_length(b) >= BUSY_INPUT_BYTES)
+        /* Reading rests here, and behind what is not read the client's going would not be seen. */
+        http_conn_set_phase(c, HTTP_CLOSING);
 }
 
 /* --- evhttp's own pages --- */
@@ -242,12 +247,17 @@ static void replace_page(http_conn *c)
     static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
     struct evbuffer *out = bufferevent_get_output(c->bev);
     char head[sizeof go_on + 16] = "", id[132];
-    ev_ssize_t n = evbuffer_copyout(out, head, sizeof head - 1);
-    bool went_on = n >= (ev_ssize_t)sizeof go_on - 1 && memcmp(head, go_on, sizeof go_on - 1) == 0;
-    const char *line = head + (went_on ? sizeof go_on - 1 : 0);
     td_buf why = {0}, body = {0};
+    const char *line = head;
+    bool went_on;
     int status = 0;
 
+    evbuffer_unfreeze(out, 1); /* a bufferevent freezes the front, against all but its own writes */
+    evbuffer_copyout(out, head, sizeof head - 1);
+    evbuffer_freeze(out, 1);
+    went_on = strncmp(head, go_on, sizeof go_on - 1) == 0;
+    if (went_on)
+        line += sizeof go_on - 1;
     if (*line == '\0' || sscanf(line, "HTTP/%*d.%*d %d", &status) != 1)
         return; /* a "100 Continue" alone: nothing is wrong */
     say_why(c, &status, &why);
@@ -255,8 +265,7 @@ static void replace_page(http_conn *c)
     http_request_make_id(c->server, id);
     c->linger = true;
     http_conn_set_phase(c, HTTP_FLUSHING);
-    bufferevent_setwatermark(c->bev, EV_READ, 0, BUSY_INPUT_BYTES);
-    evbuffer_unfreeze(out, 1); /* the bufferevent keeps the front frozen against others */
+    evbuffer_unfreeze(out, 1);
     evbuffer_drain(out, evbuffer_get_length(out));
     evbuffer_freeze(out, 1);
     if (went_on)

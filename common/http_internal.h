@@ -70,6 +70,7 @@ struct td_http_request {
 };
 
 struct td_http_server {
+    td_http_server *next_known; /* http_server.c: known */
     td_loop *loop;
     td_http_options options; /* with the defaults filled in; listen is NULL */
     struct evhttp *http;

@@ -95,9 +95,11 @@ static void on_complete(struct evhttp_request *ev, void *arg)
 
     (void)ev;
     c->bytes_in = evbuffer_get_length(bufferevent_get_input(c->bev));
-    http_conn_set_phase(c, c->server->stopping ? HTTP_CLOSING : HTTP_IDLE);
-    if (c->phase == HTTP_IDLE && c->bytes_in > 0) /* pipelined */
+    http_conn_set_phase(c, HTTP_IDLE);
+    if (c->bytes_in > 0) /* pipelined */
         http_conn_set_phase(c, HTTP_READING);
+    else if (c->server->stopping)
+        http_conn_set_phase(c, HTTP_CLOSING);
 }
 
 /* Our half ends here. The caller hands the rest to evhttp, after which even the connection may be

@@ -213,7 +213,9 @@ void http_on_evhttp_request(struct evhttp_request *ev, void *arg)
     td_http_request *req = calloc(1, sizeof *req);
     const char *fault;
 
-    if (c == NULL || req == NULL) { /* no memory for our half, now or at the accept */
+    /* No memory for our half, now or at the accept; or a connection that is to close, and whose
+     * next bytes were in the same round of the loop. */
+    if (c == NULL || req == NULL || c->phase == HTTP_CLOSING) {
         free(req);
         evhttp_connection_free(evcon);
         return;

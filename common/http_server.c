@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <netdb.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -25,6 +26,44 @@ enum {
     BACKLOG = 4096, /* evhttp's own 128 costs a burst of clients seconds of SYN retries */
     ACCEPT_REST_US = 100000,
 };
+
+/* evhttp is the argument of all callbacks of its listener, and gives no way back to its server. So
+ * the callback for accept errors looks here. */
+static struct {
+    pthread_mutex_t lock; /* guards first and the next_known of those on the list */
+    td_http_server *first;
+} known = {PTHREAD_MUTEX_INITIALIZER, NULL};
+
+static void know(td_http_server *s)
+{
+    pthread_mutex_lock(&known.lock);
+    s->next_known = known.first;
+    known.first = s;
+    pthread_mutex_unlock(&known.lock);
+}
+
+static void forget(td_http_server *s)
+{
+    td_http_server **at;
+
+    pthread_mutex_lock(&known.lock);
+    for (at = &known.first; *at != NULL && *at != s; at = &(*at)->next_known)
+        continue;
+    if (*at == s)
+        *at = s->next_known;
+    pthread_mutex_unlock(&known.lock);
+}
+
+static td_http_server *server_of(const struct evhttp *http)
+{
+    td_http_server *s;
+
+    pthread_mutex_lock(&known.lock);
+    for (s = known.first; s != NULL && s->http != http; s = s->next_known)
+        continue;
+    pthread_mutex_unlock(&known.lock);
+    return s; /* it stays: only the thread that is here frees it */
+}
 
 /* "host:port", "[v6]:port", ":port" (all addresses). */
 static td_status resolve(const char *listen, struct addrinfo **out, td_error *err)
@@ -74,9 +113,9 @@ static void accept_again(void *arg)
 
 /* Out of descriptors, most likely. The connection stays in the backlog, so trying again at once
  * would spin: rest, in the hope that one is closed meanwhile. */
-static void on_accept_error(struct evconnlistener *l, void *arg)
+static void on_accept_error(struct evconnlistener *l, void *http)
 {
-    td_http_server *s = arg;
+    td_http_server *s = server_of(http);
 
     td_warn("http_accept_failed", "error=\"%s\" connections=%u", strerror(errno),
             HASH_COUNT(s->conns));
@@ -120,6 +159,7 @@ static td_status start_listening(td_http_server *s, const char *listen, td_error
     freeaddrinfo(addr);
     if (s->listener == NULL)
         return td_fail(err, TD_IO, "cannot listen on %s: %s", listen, strerror(error));
+    know(s);
     s->bound = evhttp_bind_listener(s->http, s->listener);
     if (s->bound == NULL) {
         evconnlistener_free(s->listener);
@@ -216,6 +256,7 @@ void td_http_server_free(td_http_server *s)
 
     if (s == NULL)
         return;
+    forget(s);
     s->on_idle = NULL;
     if (s->http != NULL)
         evhttp_free(s->http); /* each connection's close callback runs */

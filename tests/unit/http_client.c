@@ -72,6 +72,13 @@ size_t client_try_send(client *c, const char *bytes, size_t n)
     return sent;
 }
 
+size_t client_try_send_now(client *c, const char *bytes, size_t n)
+{
+    ssize_t k = send(c->fd, bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+    return k > 0 ? (size_t)k : 0;
+}
+
 void client_send(client *c, const char *bytes, size_t n)
 {
     assert_int_equal(client_try_send(c, bytes, n), n);

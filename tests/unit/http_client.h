@@ -30,6 +30,9 @@ void client_say(client *c, const char *text);
 /* Send what is possible; the number of bytes taken before an error or the deadline. */
 size_t client_try_send(client *c, const char *bytes, size_t n);
 
+/* What the kernel takes without waiting. */
+size_t client_try_send_now(client *c, const char *bytes, size_t n);
+
 /* Wait until text is in c->in; false when the connection ends first. */
 bool client_await(client *c, const char *text);
 /* Wait for the end of the connection; bytes before it are kept in c->in. */

@@ -144,7 +144,8 @@ fixture *fixture_start(td_http_options options)
     pthread_cond_init(&f->changed, &monotonic);
     f->metrics = td_metrics_create(NULL);
     f->connections = td_metrics_gauge(f->metrics, "tandem:http_connections", "Open.", NULL);
-    options.listen = "127.0.0.1:0";
+    if (options.listen == NULL)
+        options.listen = "127.0.0.1:0";
     options.on_request = on_request;
     options.arg = f;
     options.connections = f->connections;

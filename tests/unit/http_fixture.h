@@ -38,7 +38,8 @@ typedef struct fixture {
     td_timer *ticker; /* the loop's: one event to every stream */
 } fixture;
 
-/* zero in options: the default. listen, on_request, arg and connections are filled in. */
+/* zero in options: the default. on_request, arg and connections are filled in, and listen where it
+ * is NULL. */
 fixture *fixture_start(td_http_options options);
 void fixture_stop(fixture *f);
 

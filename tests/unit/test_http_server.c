@@ -11,7 +11,6 @@
 #include <sys/socket.h>
 #include <cmocka.h>
 
-#include "common/http_admin.h"
 #include "tests/unit/http_client.h"
 #include "tests/unit/http_fixture.h"
 
@@ -276,8 +275,31 @@ static void test_http_malformed_and_ambiguous_heads_are_refused(void **state)
         {"GET /%ff HTTP/1.1\r\n" HOST "\r\n", 400},
     };
 
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char more[2000];
+
         assert_refused(*state, cases[i].request, strlen(cases[i].request), cases[i].status);
+        /* and what comes behind it in the same packet is not served */
+        snprintf(more, sizeof more, "%sGET /smuggled HTTP/1.1\r\n" HOST "\r\n%01000d",
+                 cases[i].request, 0);
+        assert_refused(*state, more, strlen(more), cases[i].status);
+    }
+}
+
+static void test_http_a_malformed_head_behind_a_good_request_is_refused_too(void **state)
+{
+    fixture *f = *state;
+    client c = client_connect(f->port);
+    response r = client_ask(&c, "GET /good HTTP/1.1\r\n" HOST "\r\nbad\r\n\r\n");
+
+    assert_int_equal(r.status, 200);
+    response_free(&r);
+    r = client_read(&c, true);
+    assert_int_equal(r.status, 400);
+    assert_string_equal(response_header(&r, "Content-Type"), "application/json");
+    response_free(&r);
+    client_await_end(&c);
+    client_close(&c);
 }
 
 static void test_http_head_with_a_body_is_refused(void **state)
@@ -381,69 +403,6 @@ static void test_http_a_half_closed_client_still_gets_an_answer_given_at_once(vo
     }
 }
 
-static void test_http_listen_addresses_are_checked(void **state)
-{
-    fixture *f = *state;
-    td_http_options o = {.on_request = (td_http_fn)abort};
-    static const char *const bad[] = {"",       "127.0.0.1",      "127.0.0.1:", "127.0.0.1:x",
-                                      ":65536", "300.1.1.1.1:80", "a b:80",     NULL};
-    char taken[32];
-    td_http_server *s;
-    td_loop *loop;
-    td_error err;
-
-    assert_int_equal(td_loop_create(&loop, &err), TD_OK);
-    for (size_t i = 0; bad[i] != NULL; i++) {
-        o.listen = bad[i];
-        assert_int_equal(td_http_server_create(loop, &o, &s, &err), TD_INVALID);
-    }
-    snprintf(taken, sizeof taken, "127.0.0.1:%u", f->port);
-    o.listen = taken;
-    assert_int_equal(td_http_server_create(loop, &o, &s, &err), TD_IO);
-    assert_non_null(strstr(err.text, "Address already in use"));
-    o.listen = "[::1]:0";
-    if (td_http_server_create(loop, &o, &s, &err) == TD_OK) { /* where the machine has IPv6 */
-        assert_int_not_equal(td_http_server_port(s), 0);
-        td_http_server_free(s);
-    }
-    td_loop_free(loop);
-}
-
-static bool not_ready(void *arg, td_buf *why)
-{
-    const int *layers = arg;
-
-    td_buf_fmt(why, "loading weights: %d of 36 layers", *layers);
-    return *layers == 36;
-}
-
-static void test_http_admin_serves_health_readiness_and_metrics(void **state)
-{
-    fixture *f = *state, admin = {0}; /* assert_answer() wants only a port of it */
-    int layers = 12;
-    td_http_admin *a;
-
-    assert_int_equal(td_http_admin_start("127.0.0.1:0", f->metrics, not_ready, &layers, &a, NULL),
-                     TD_OK);
-    admin.port = td_http_admin_port(a);
-    assert_answer(&admin, "GET /health HTTP/1.1\r\n" HOST "\r\n", 200, "ok");
-    assert_answer(&admin, "GET /ready HTTP/1.1\r\n" HOST "\r\n", 503,
-                  "loading weights: 12 of 36 layers");
-    assert_answer(&admin, "GET /metrics HTTP/1.1\r\n" HOST "\r\n", 200,
-                  "# TYPE tandem:http_connections gauge\n");
-    assert_answer(&admin, "POST /metrics HTTP/1.1\r\n" HOST "\r\n", 405, "use GET");
-    assert_answer(&admin, "GET /else HTTP/1.1\r\n" HOST "\r\n", 404, "/metrics");
-    td_http_admin_stop(a);
-    layers = 36;
-    assert_int_equal(td_http_admin_start("127.0.0.1:0", f->metrics, not_ready, &layers, &a, NULL),
-                     TD_OK);
-    admin.port = td_http_admin_port(a);
-    assert_answer(&admin, "GET /ready HTTP/1.1\r\n" HOST "\r\n", 200, "ready");
-    td_http_admin_stop(a);
-    td_http_admin_stop(NULL);
-    assert_int_equal(td_http_admin_start("nowhere", f->metrics, NULL, NULL, &a, NULL), TD_INVALID);
-}
-
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -457,14 +416,13 @@ int main(void)
         T(test_http_expect_continue_is_answered_first),
         T(test_http_oversize_heads_get_431),
         T(test_http_malformed_and_ambiguous_heads_are_refused),
+        T(test_http_a_malformed_head_behind_a_good_request_is_refused_too),
         T(test_http_head_with_a_body_is_refused),
         T(test_http_paths_are_decoded_and_queries_are_not),
         T(test_http_head_gets_the_head_alone),
         T(test_http_headers_ids_and_errors),
         T(test_http_10_closes_unless_asked_to_keep),
         T(test_http_a_half_closed_client_still_gets_an_answer_given_at_once),
-        T(test_http_listen_addresses_are_checked),
-        T(test_http_admin_serves_health_readiness_and_metrics),
     };
 
     return cmocka_run_group_tests_name("http_server", tests, NULL, NULL);

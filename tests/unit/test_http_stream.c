@@ -143,6 +143,30 @@ static void test_http_a_client_that_goes_is_noticed_at_once(void **state)
                      3); /* what came behind a held request died with it */
 }
 
+static void test_http_a_client_that_sends_on_and_on_is_sent_away(void **state)
+{
+    enum { FEW = 30000, N = 1 << 20 };
+    fixture *f = *state;
+    client c = client_connect(f->port);
+    char *more = malloc(N);
+
+    memset(more, 'x', N);
+    client_say(&c, "GET /hold HTTP/1.1\r\n" HOST "\r\n");
+    fixture_await(f, &f->requests, 1);
+    client_send(&c, more, FEW); /* pipelined requests may look like this */
+    fixture_release(f);
+    assert_true(client_await(&c, "held"));
+    client_close(&c);
+
+    c = client_connect(f->port);
+    client_say(&c, "GET /hold HTTP/1.1\r\n" HOST "\r\n");
+    fixture_await(f, &f->requests, 2);
+    client_try_send_now(&c, more, N);
+    fixture_await(f, &f->closes, 1); /* the server does not hold it, and does not stop looking */
+    client_close(&c);
+    free(more);
+}
+
 static void test_http_a_reset_in_mid_stream_is_noticed(void **state)
 {
     static const struct linger reset = {.l_onoff = 1, .l_linger = 0};
@@ -399,6 +423,7 @@ int main(void)
         T(test_http_stream_to_head_has_no_body),
         T(test_http_200_streams_at_once_all_complete),
         T(test_http_a_client_that_goes_is_noticed_at_once),
+        T(test_http_a_client_that_sends_on_and_on_is_sent_away),
         T(test_http_a_reset_in_mid_stream_is_noticed),
         T(test_http_cut_delivers_what_was_written_and_no_end),
         T(test_http_abort_closes_without_an_end_and_without_on_close),
