@@ -12,7 +12,7 @@ static double correction_dim(const td_model_config *c, double rotations)
            (2 * log(c->rope_theta));
 }
 
-void td_rope_frequencies(const td_model_config *c, double *f)
+void td_rope_frequencies(const td_model_config *c, float *f)
 {
     double low = correction_dim(c, c->yarn_beta_fast), high = correction_dim(c, c->yarn_beta_slow);
 
@@ -25,10 +25,13 @@ void td_rope_frequencies(const td_model_config *c, double *f)
     if (low == high)
         high += 0.001;
     for (int32_t i = 0; i < c->head_dim / 2; i++) {
-        double e = pow(c->rope_theta, -2.0 * i / c->head_dim), n = e / c->yarn_factor;
-        double ramp = fmin(fmax((i - low) / (high - low), 0), 1);
+        float exponent = (float)(2 * i) / (float)c->head_dim;
+        float turn = (float)pow(c->rope_theta, exponent); /* positions a radian */
+        float ramp = fminf(fmaxf(((float)i - (float)low) / (float)(high - low), 0), 1);
+        float keep = 1 - ramp;
+        float stretched = 1 / ((float)c->yarn_factor * turn) * (1 - keep), kept = 1 / turn * keep;
 
-        f[i] = n * ramp + e * (1 - ramp);
+        f[i] = stretched + kept;
     }
 }
 
@@ -41,7 +44,8 @@ td_status td_rope_init(td_rope *r, const td_model_config *c, int32_t n_positions
 {
     int32_t half = c->head_dim / 2;
     size_t n = (size_t)n_positions * (size_t)half;
-    double factor = td_rope_factor(c), *f = malloc((size_t)half * sizeof *f);
+    double factor = td_rope_factor(c);
+    float *f = malloc((size_t)half * sizeof *f);
 
     *r = (td_rope){.n_positions = n_positions, .half = half};
     r->cos = malloc(n * sizeof *r->cos);
@@ -54,7 +58,8 @@ td_status td_rope_init(td_rope *r, const td_model_config *c, int32_t n_positions
     td_rope_frequencies(c, f);
     for (int32_t p = 0; p < n_positions; p++)
         for (int32_t i = 0; i < half; i++) {
-            double angle = (float)p * (float)f[i], s, co;
+            float angle = (float)p * f[i]; /* rounded to f32 */
+            double s, co;
 
             sincos(angle, &s, &co);
             r->cos[(size_t)p * (size_t)half + (size_t)i] = (float)(factor * co);

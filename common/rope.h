@@ -1,9 +1,9 @@
 /* rope: YaRN's frequencies and the cos/sin tables of all positions.
  *
- * Frequencies are computed in double and rounded to f32 once; the angle is position * frequency in
- * f32, as the reference implementations have it (the model was trained with those angles, and far
- * out the rounding shows); cos and sin are taken of that angle in double. The attention factor is
- * multiplied into both. */
+ * Frequencies and angles are computed in f32, operation by operation as the reference
+ * implementations do it: the model was trained with those angles, and a last bit of a frequency is
+ * 1e-4 of a radian after a thousand positions. cos and sin of an angle are taken in double, times
+ * YaRN's attention factor, and rounded once. */
 #ifndef TANDEM_COMMON_ROPE_H
 #define TANDEM_COMMON_ROPE_H
 
@@ -18,7 +18,7 @@ typedef struct td_rope {
 } td_rope;
 
 /* f[half]: radians a position. */
-void td_rope_frequencies(const td_model_config *c, double *f);
+void td_rope_frequencies(const td_model_config *c, float *f);
 
 /* YaRN's attention factor: 0.1 ln(factor) + 1. */
 double td_rope_factor(const td_model_config *c);

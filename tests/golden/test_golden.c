@@ -1,10 +1,13 @@
-/* The model against numbers from elsewhere: the specification's float64 model. */
+/* The model against numbers from elsewhere: the specification's float64 model, and Transformers on
+ * small random checkpoints (make_golden.py). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <cmocka.h>
 
 #include "common/model.h"
@@ -97,11 +100,163 @@ static void test_golden_spec_model_on_two_ranks(void **state)
     spec_model_on(2, 2);
 }
 
+/* A .golden file; make_golden.py describes it. */
+typedef struct golden_case {
+    int32_t n_prompt, n_rows, n_greedy;
+    const int32_t *prompt, *rows, *greedy;
+    const float *logits; /* [n_rows, vocab] */
+} golden_case;
+
+typedef struct golden {
+    char *bytes;
+    int32_t vocab, n_cases;
+    golden_case c[8];
+} golden;
+
+static const void *take(const char **at, const char *end, size_t bytes)
+{
+    const void *p = *at;
+
+    assert_true((size_t)(end - *at) >= bytes);
+    *at += bytes;
+    return p;
+}
+
+static void read_golden(const char *path, golden *g)
+{
+    FILE *f = fopen(path, "rb");
+    const char *at, *end;
+    long size;
+
+    if (f == NULL)
+        fail_msg("%s is missing: tests/golden/make_golden.py makes it", path);
+    fseek(f, 0, SEEK_END);
+    size = ftell(f);
+    rewind(f);
+    g->bytes = malloc((size_t)size);
+    assert_non_null(g->bytes);
+    assert_int_equal(fread(g->bytes, 1, (size_t)size, f), size);
+    fclose(f);
+    at = g->bytes;
+    end = at + size;
+    assert_memory_equal(take(&at, end, 8), "TDGOLD1", 8);
+    memcpy(&g->vocab, take(&at, end, 4), 4);
+    memcpy(&g->n_cases, take(&at, end, 4), 4);
+    assert_in_range(g->n_cases, 1, 8);
+    for (int32_t i = 0; i < g->n_cases; i++) {
+        golden_case *c = &g->c[i];
+
+        memcpy(&c->n_prompt, take(&at, end, 12), 12);
+        c->prompt = take(&at, end, (size_t)c->n_prompt * 4);
+        c->rows = take(&at, end, (size_t)c->n_rows * 4);
+        c->logits = take(&at, end, (size_t)c->n_rows * (size_t)g->vocab * 4);
+        c->greedy = take(&at, end, (size_t)c->n_greedy * 4);
+    }
+    assert_ptr_equal(at, end);
+}
+
+/* Prefill in one chunk, compare the stored rows, then continue greedily. Returns the largest
+ * difference of a logit; *same counts the greedy tokens before the first that differs. */
+static double run_case(td_model *m, const golden *g, const golden_case *c, int32_t *same)
+{
+    enum { PAGES = 32 };
+    uint32_t pages[PAGES];
+    td_sampling greedy = {0};
+    float *logits = malloc((size_t)c->n_prompt * (size_t)g->vocab * sizeof *logits);
+    double worst = 0;
+    int32_t token;
+    td_error err = {0};
+
+    for (uint32_t i = 0; i < PAGES; i++)
+        pages[i] = (i * 7 + 3) % PAGES;
+    td_prefill_step p = {.tokens = c->prompt,
+                         .n = c->n_prompt,
+                         .sampling = &greedy,
+                         .seq = {.pages = pages, .n_pages = PAGES, .ring = 1},
+                         .logits = logits};
+    assert_non_null(logits);
+    check_ok(td_model_prefill(m, &p, &err), &err);
+    for (int32_t r = 0; r < c->n_rows; r++)
+        for (int32_t i = 0; i < g->vocab; i++)
+            worst = fmax(worst, fabs((double)logits[c->rows[r] * g->vocab + i] -
+                                     c->logits[r * g->vocab + i]));
+    free(logits);
+    token = p.token;
+    for (*same = 0; *same < c->n_greedy && token == c->greedy[*same]; ++*same) {
+        td_seq seq = {.pages = pages, .n_pages = PAGES, .ring = 1, .pos = c->n_prompt + *same};
+        td_decode_step d = {
+            .n = 1, .seqs = &seq, .tokens = &c->greedy[*same], .sampling = &greedy, .out = &token};
+
+        check_ok(td_model_decode(m, &d, &err), &err);
+    }
+    return worst;
+}
+
+/* worst: the largest difference of a logit that is allowed, or NaN if only the tokens count. */
+static void transformers_agree(const char *name, const char *folder, td_kv_dtype kv, double worst,
+                               bool same_tokens)
+{
+    char path[256];
+    golden g = {0};
+    td_model_config cfg;
+    td_checkpoint *ckpt = NULL;
+    td_model *m = NULL;
+    td_error err = {0};
+
+    snprintf(path, sizeof path, "tests/golden/data/%s.golden", name);
+    read_golden(path, &g);
+    check_ok(td_model_config_read(folder, &cfg, &err), &err);
+    check_ok(td_checkpoint_open(folder, &cfg, &ckpt, &err), &err);
+    td_model_options opt = {.backend = "cpu",
+                            .tp = 1,
+                            .ep = 1,
+                            .threads = 2,
+                            .kv_dtype = kv,
+                            .kv_pages = 32,
+                            .kv_rings = 2,
+                            .max_tokens = 1024,
+                            .ring_pages = td_kv_ring_pages(cfg.window, 1024)};
+    check_ok(td_model_open(ckpt, &cfg, &opt, &m, &err), &err);
+    td_checkpoint_close(ckpt);
+    assert_int_equal(g.vocab, cfg.vocab);
+    for (int32_t i = 0; i < g.n_cases; i++) {
+        int32_t same;
+        double e = run_case(m, &g, &g.c[i], &same);
+
+        print_message("%s, %s keys and values, prompt of %d: largest logit error %.2g, %d of %d "
+                      "greedy tokens\n",
+                      name, kv == TD_KV_F32 ? "f32" : "bf16", g.c[i].n_prompt, e, same,
+                      g.c[i].n_greedy);
+        if (!isnan(worst))
+            assert_true(e <= worst);
+        if (same_tokens)
+            assert_int_equal(same, g.c[i].n_greedy);
+    }
+    td_model_close(m);
+    free(g.bytes);
+}
+
+static void test_golden_transformers_within_the_original_context(void **state)
+{
+    (void)state;
+    transformers_agree("published", "tests/golden/data/published", TD_KV_F32, 4e-5, true);
+    transformers_agree("published", "tests/golden/data/published", TD_KV_BF16, 0.15, false);
+}
+
+static void test_golden_transformers_past_window_and_original_context(void **state)
+{
+    (void)state;
+    transformers_agree("stretched", "tests/golden/data/stretched", TD_KV_F32, 4e-5, true);
+    transformers_agree("stretched", "tests/golden/data/stretched", TD_KV_BF16, 0.15, false);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_spec_model_on_one_rank),
         cmocka_unit_test(test_golden_spec_model_on_two_ranks),
+        cmocka_unit_test(test_golden_transformers_within_the_original_context),
+        cmocka_unit_test(test_golden_transformers_past_window_and_original_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
