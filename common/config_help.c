@@ -84,7 +84,7 @@ void cfg_help(const td_option *table, size_t n, const char *program, const char 
         td_buf_clear(&head);
         td_buf_clear(&facts);
         td_buf_fmt(&head, "--%s", table[i].name);
-        cfg_value_placeholder(&table[i], &head);
+        cfg_value_usage(&table[i], &head);
         facts_of(&table[i], &facts);
         if (!head.oom && !facts.oom)
             help_entry(b, head.ptr, table[i].help, facts.ptr);

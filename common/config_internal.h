@@ -21,7 +21,7 @@ void cfg_value_free(const td_option *o, void *out);
 /* Append "a whole number from 1 to 1024", for messages and help. */
 void cfg_value_describe(const td_option *o, td_buf *b);
 /* "N", "SIZE", "a|b" ... for the usage line. */
-void cfg_value_placeholder(const td_option *o, td_buf *b);
+void cfg_value_usage(const td_option *o, td_buf *b);
 
 /* Append "TANDEM_MAX_BATCH". */
 void cfg_env_name(const char *option, td_buf *b);

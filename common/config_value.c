@@ -372,7 +372,7 @@ void cfg_value_describe(const td_option *o, td_buf *b)
     }
 }
 
-void cfg_value_placeholder(const td_option *o, td_buf *b)
+void cfg_value_usage(const td_option *o, td_buf *b)
 {
     switch (o->type) {
     case TD_OPT_U32:
