@@ -363,7 +363,7 @@ static void on_error(void *user, const td_error *err, uint32_t retry_s)
                            err->param[0] ? err->param : NULL, error_code(err->code));
         td_buf_str(&a->out, "\n\n");
         td_http_stream_write(a->req, a->out.ptr, a->out.len);
-        td_http_stream_end(a->req);
+        td_http_stream_cut(a->req);
     } else {
         chat_answer_error(a->req, err, retry_s);
     }

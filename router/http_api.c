@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "router/chat_answer.h"
 #include "router/openai.h"
@@ -17,19 +16,6 @@ struct http_api {
     td_http_server *server;
 };
 
-static void today(const router_config *cfg, char out[16])
-{
-    time_t now = time(NULL);
-    struct tm utc;
-
-    if (cfg->date[0] != '\0') {
-        snprintf(out, 16, "%.15s", cfg->date);
-        return;
-    }
-    gmtime_r(&now, &utc);
-    strftime(out, 16, "%Y-%m-%d", &utc);
-}
-
 static void on_chat(http_api *a, td_http_request *req)
 {
     td_slice body = td_http_request_body(req);
@@ -39,7 +25,7 @@ static void on_chat(http_api *a, td_http_request *req)
     td_error err = {0};
     td_status st;
 
-    today(a->r->cfg, date);
+    router_date(a->r, date);
     st = openai_parse_chat(body.ptr, body.len, &d, &g, &err);
     if (st == TD_OK && g.model.len > 0 && router_model(a->r)[0] != '\0' &&
         !td_slice_eq(g.model, td_slice_of(router_model(a->r)))) {

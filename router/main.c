@@ -7,6 +7,7 @@
 #include "router/config.h"
 #include "router/http_api.h"
 #include "router/router.h"
+#include "router/rpc_api.h"
 
 typedef struct program {
     router_config cfg;
@@ -14,6 +15,7 @@ typedef struct program {
     td_metrics *metrics;
     router *router;
     http_api *http;
+    rpc_api *rpc;
     td_timer *drain_timer;
     int signals;
 } program;
@@ -63,6 +65,8 @@ static td_status serve(program *p, td_error *err)
         st = router_create(p->loop, &p->cfg, p->metrics, &p->router, err);
     if (st == TD_OK)
         st = http_api_create(p->router, &p->http, err);
+    if (st == TD_OK && p->cfg.rpc_listen[0] != '\0')
+        st = rpc_api_create(p->router, &p->rpc, err);
     if (st == TD_OK)
         st = td_metrics_check(p->metrics, err);
     if (st == TD_OK) {
@@ -80,6 +84,7 @@ static td_status serve(program *p, td_error *err)
     }
     /* Requests hold answers, answers hold HTTP requests: cut those first, which cancels them. */
     http_api_free(p->http);
+    rpc_api_free(p->rpc);
     router_free(p->router);
     td_timer_free(p->drain_timer);
     td_loop_free(p->loop);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -239,4 +240,17 @@ const char *router_model(const router *r)
     const registry_model *m = registry_model_of(workers_registry(r->workers));
 
     return m->known ? m->name : "";
+}
+
+void router_date(const router *r, char out[16])
+{
+    time_t now = time(NULL);
+    struct tm utc;
+
+    if (r->cfg->date[0] != '\0') {
+        snprintf(out, 16, "%.15s", r->cfg->date);
+        return;
+    }
+    gmtime_r(&now, &utc);
+    strftime(out, 16, "%Y-%m-%d", &utc);
 }

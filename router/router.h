@@ -64,6 +64,9 @@ bool router_ready(const router *r, const char **why);
 /* Model name as the workers report it; "" before the first has. */
 const char *router_model(const router *r);
 
+/* The date for system messages: --date, or today in UTC. */
+void router_date(const router *r, char out[16]);
+
 /* For request.c: a request has left. */
 void router_request_gone(router *r);
 

@@ -1,0 +1,73 @@
+/* gateway: a client of the router's RPC port, for an API gateway or a tool.
+ *
+ * A gateway dials a router, listens for its events, and says Hello. Then it starts any number of
+ * answers; their pieces come back as events, in order for each answer. Numbering is checked: when
+ * pieces are missing, or the router has gone or started again, the answers that it was giving end
+ * with a GATEWAY_FAILED event, so no answer is left without an end.
+ *
+ * One thread uses a gateway. It must call gateway_next() at least every few seconds while answers
+ * are running: that is also what keeps the router from taking it for dead. */
+#ifndef TANDEM_CLIENT_GATEWAY_H
+#define TANDEM_CLIENT_GATEWAY_H
+
+#include <stdint.h>
+
+#include "common/buf.h"
+#include "common/clock.h"
+#include "common/status.h"
+
+typedef struct gateway gateway;
+
+typedef struct gateway_options {
+    const char *router;    /* tcp://host:port of the router's --rpc-listen */
+    const char *listen;    /* where events come in; NULL: tcp://127.0.0.1:0 */
+    const char *advertise; /* how the router reaches that; NULL: what listen bound */
+    const char *id;        /* unique among the router's gateways; NULL: host name and process id */
+    uint32_t timeout_ms;   /* for each call; 0: 5000 */
+} gateway_options;
+
+/* Connect and say Hello. Waits for the router, at most timeout_ms. TD_DEADLINE: it did not answer.
+ * TD_INVALID: an option, or it refused us; the text says why. */
+TD_MUST_CHECK td_status gateway_open(const gateway_options *opt, gateway **out, td_error *err);
+void gateway_close(gateway *g); /* running answers are canceled by the router; NULL is fine */
+
+/* The router's model, "" if no worker has registered yet. */
+const char *gateway_model(const gateway *g);
+
+/* Start an answer to a /v1/chat/completions body. request_id: yours, for the router's log and
+ * against starting one twice; NULL: none. TD_OK: events for *stream follow. TD_INVALID: err->param
+ * is the field; TD_BUSY, TD_UNAVAILABLE: try again later. */
+TD_MUST_CHECK td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_id,
+                                         uint64_t *stream, td_error *err);
+
+/* Stop an answer; its last event is GATEWAY_FAILED with TD_CANCELED. */
+TD_MUST_CHECK td_status gateway_cancel(gateway *g, uint64_t stream, td_error *err);
+
+typedef enum gateway_kind {
+    GATEWAY_REASONING, /* text */
+    GATEWAY_CONTENT,   /* text */
+    GATEWAY_CALL,      /* a call of a function begins: index, id, text is its name */
+    GATEWAY_ARGUMENTS, /* text, of call `index` */
+    GATEWAY_FINISHED,  /* text is the finish reason; usage and timings */
+    GATEWAY_FAILED,    /* status, text */
+} gateway_kind;
+
+typedef struct gateway_event {
+    gateway_kind kind;
+    uint64_t stream;
+    td_slice text, id; /* hold until the next call on this gateway */
+    int32_t index;
+    td_status status;
+    /* FINISHED */
+    uint32_t prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens;
+    uint64_t ttft_us, e2e_us, prefill_queue_us, prefill_us, kv_tail_us, kv_bytes;
+    uint32_t kv_puts, retries;
+    td_slice kv_transport;
+} gateway_event;
+
+/* The next event of any answer. TD_DEADLINE: none by then. Any other failure: the router is lost
+ * and every answer has been reported FAILED; close the gateway. */
+TD_MUST_CHECK td_status gateway_next(gateway *g, td_usec deadline, gateway_event *out,
+                                     td_error *err);
+
+#endif
