@@ -481,7 +481,7 @@ static void take_generate(rpc_api *a, rpc_call *call, const Tandem__GatewayGener
     Tandem__GatewayAccepted accepted = TANDEM__GATEWAY_ACCEPTED__INIT;
     td_error err = {0};
     uint32_t retry_s = 0;
-    stream *s;
+    stream *s = NULL;
 
     if (start_stream(a, g, &s, &retry_s, &err) != TD_OK) {
         reply_error(call, &err, retry_s);
