@@ -20,6 +20,10 @@ static td_status check_options(const td_model_options *o, td_error *err)
     if (o->kv_pages < 1 || o->kv_rings < 1 || o->ring_pages < 1)
         return td_fail(err, TD_INVALID, "a model needs KV memory: %u pages, %u rings of %u pages",
                        o->kv_pages, o->kv_rings, o->ring_pages);
+    if (o->kv_pages > INT32_MAX / TD_PAGE_TOKENS ||
+        (uint64_t)o->kv_rings * o->ring_pages > INT32_MAX / TD_PAGE_TOKENS) /* slots are i32 */
+        return td_fail(err, TD_INVALID, "%u pages, %u rings of %u pages: %d pages are the most",
+                       o->kv_pages, o->kv_rings, o->ring_pages, INT32_MAX / TD_PAGE_TOKENS);
     return TD_OK;
 }
 

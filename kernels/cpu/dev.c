@@ -1,9 +1,20 @@
 /* dev: the CPU as a device. Memory is host memory, a stream runs its steps at once, and a device is
  * little more than its rank's compute threads. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, MADV_HUGEPAGE */
 #include "kernels/cpu/cpu.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* From here on memory comes from the kernel: zeroed when first touched, so that a large KV pool
+ * costs nothing until it is used, and in huge pages where there are any. Under AddressSanitizer all
+ * of it is from the heap, which has red zones. */
+#if defined(__SANITIZE_ADDRESS__)
+#define MAP_FROM SIZE_MAX
+#else
+#define MAP_FROM ((size_t)1 << 20)
+#endif
 
 const td_cpu_hot *cpu_hot_pick(void)
 {
@@ -70,22 +81,33 @@ static td_stream *dev_stream(td_dev *dev)
 
 td_status cpu_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err)
 {
-    size_t rounded = (bytes + 63) / 64 * 64;
+    size_t rounded = bytes + (-bytes & 63);
     void *p = NULL;
 
-    *out = (td_buffer){.dev = dev, .bytes = bytes};
+    *out = (td_buffer){0};
     if (bytes == 0)
         return TD_OK;
-    if (rounded < bytes || (p = aligned_alloc(64, rounded)) == NULL)
+    if (bytes >= MAP_FROM) {
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED)
+            p = NULL;
+        else
+            (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish */
+    } else if (rounded >= bytes && (p = aligned_alloc(64, rounded)) != NULL) {
+        memset(p, 0, rounded);
+    }
+    if (p == NULL)
         return td_fail(err, TD_NOMEM, "cpu device: no memory for %zu bytes", bytes);
-    memset(p, 0, rounded);
-    out->ptr = p;
+    *out = (td_buffer){.dev = dev, .ptr = p, .bytes = bytes};
     return TD_OK;
 }
 
 static void release(td_buffer *buf)
 {
-    free(buf->ptr);
+    if (buf->bytes >= MAP_FROM)
+        munmap(buf->ptr, buf->bytes);
+    else
+        free(buf->ptr);
     *buf = (td_buffer){0};
 }
 
