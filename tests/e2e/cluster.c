@@ -1,0 +1,505 @@
+#include "tests/e2e/cluster.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MODEL "models/tandem-tiny"
+
+enum { MAX_ARGS = 96, LOG_SHOWN_BYTES = 12000 };
+
+void e2e_pause(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL);
+}
+
+bool model_is_trained(void)
+{
+    return access(MODEL "/model.safetensors", R_OK) == 0 ||
+           access(MODEL "/model.safetensors.index.json", R_OK) == 0;
+}
+
+static void use_random_weights(cluster *c)
+{
+    snprintf(c->model, sizeof c->model, "--model %s --random-weights 1", MODEL);
+}
+
+void cluster_use_best_weights(cluster *c)
+{
+    if (model_is_trained())
+        snprintf(c->model, sizeof c->model, "--model %s", MODEL);
+}
+
+/* ---- processes ---- */
+
+/* In the child: become the program, or say why not. */
+static void become(const process *p, char *line, pid_t parent)
+{
+    char *argv[MAX_ARGS], *save = NULL, program[512];
+    int log = open(p->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    int argc = 0;
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (log < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0 || getppid() != parent)
+        _exit(120);
+    snprintf(program, sizeof program, "%s/tandem-%s", TANDEM_BIN, p->program);
+    argv[argc++] = program;
+    for (char *word = strtok_r(line, " ", &save); word != NULL && argc < MAX_ARGS - 1;
+         word = strtok_r(NULL, " ", &save))
+        argv[argc++] = word;
+    argv[argc] = NULL;
+    execv(program, argv);
+    dprintf(2, "cannot run %s: %s\n", program, strerror(errno));
+    _exit(121);
+}
+
+static void spawn(process *p)
+{
+    char line[sizeof p->options];
+    pid_t parent = getpid();
+
+    memcpy(line, p->options, sizeof line);
+    p->stopped = false;
+    p->pid = fork();
+    assert_true(p->pid >= 0);
+    if (p->pid == 0)
+        become(p, line, parent);
+}
+
+/* Take note of its end; false while it runs. *code is set on its end. */
+static bool reap(process *p, int *code)
+{
+    int status;
+
+    if (waitpid(p->pid, &status, WNOHANG) != p->pid)
+        return false;
+    p->pid = 0;
+    *code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    return true;
+}
+
+/* The last word that follows `key` in its log. A program that ends instead fails the test. */
+static void await_word(process *p, const char *key, size_t seen, char *out, size_t cap)
+{
+    td_usec deadline = e2e_deadline();
+    td_buf log = {0};
+    int code = 0;
+
+    for (;;) {
+        char *at, *last = NULL;
+        size_t n = 0;
+
+        process_log(p, &log);
+        for (at = log.ptr ? strstr(log.ptr, key) : NULL; at != NULL; at = strstr(at + 1, key)) {
+            last = at + strlen(key);
+            n++;
+        }
+        /* Not a line that is half written. */
+        if (n > seen && strchr(last, '\n') != NULL) {
+            snprintf(out, cap, "%.*s", (int)strcspn(last, " \n"), last);
+            break;
+        }
+        if (reap(p, &code))
+            fail_msg("%s ended with %d before it said %s", p->name, code, key);
+        if (td_now_us() > deadline)
+            fail_msg("%s never said %s", p->name, key);
+        td_buf_clear(&log);
+        e2e_pause();
+    }
+    td_buf_free(&log);
+}
+
+static process *add(cluster *c, const char *program, const char *name)
+{
+    process *p = &c->all[c->n];
+    char folder[sizeof c->folder];
+
+    assert_true(c->n < CLUSTER_MAX);
+    c->n++;
+    snprintf(p->program, sizeof p->program, "%s", program);
+    snprintf(p->name, sizeof p->name, "%s", name);
+    memcpy(folder, c->folder, sizeof folder);
+    snprintf(p->path, sizeof p->path, "%s/%s.log", folder, name);
+    return p;
+}
+
+static void await_router(cluster *c, process *p, size_t seen)
+{
+    char word[64];
+
+    await_word(p, " workers=", seen, c->workers_url, sizeof c->workers_url);
+    await_word(p, " http_port=", seen, word, sizeof word);
+    p->port = (uint16_t)atoi(word);
+}
+
+process *cluster_router(cluster *c, const char *options)
+{
+    process *p;
+    char name[32];
+    size_t k = 0;
+
+    for (size_t i = 0; i < c->n; i++)
+        k += strcmp(c->all[i].program, "router") == 0;
+    snprintf(name, sizeof name, k > 0 ? "router%zu" : "router", k);
+    p = add(c, "router", name);
+    snprintf(p->options, sizeof p->options,
+             "--model %s --http-listen 127.0.0.1:0 --workers-listen %s --date 2025-06-28 %s", MODEL,
+             c->workers_url[0] ? c->workers_url : "tcp://127.0.0.1:0", options);
+    spawn(p);
+    await_router(c, p, 0);
+    c->router = p;
+    return p;
+}
+
+static process *start_worker(cluster *c, const char *role, const char *options)
+{
+    char name[32];
+    process *p;
+    size_t k = 0;
+
+    for (size_t i = 0; i < c->n; i++)
+        k += strcmp(c->all[i].program, role) == 0;
+    snprintf(name, sizeof name, "%s%zu", role, k);
+    p = add(c, role, name);
+    snprintf(p->options, sizeof p->options,
+             "%s --router %s --worker-id %s --admin-listen 127.0.0.1:0 --threads 1 %s", c->model,
+             c->workers_url, name, options);
+    spawn(p);
+    return p;
+}
+
+process *cluster_prefill(cluster *c, const char *options)
+{
+    return start_worker(c, "prefill", options);
+}
+
+process *cluster_decode(cluster *c, const char *options)
+{
+    return start_worker(c, "decode", options);
+}
+
+void cluster_simple(cluster *c)
+{
+    cluster_router(c, "");
+    cluster_prefill(c, "");
+    cluster_decode(c, "");
+    cluster_ready(c);
+}
+
+static size_t lives(const process *p)
+{
+    return process_log_count(p, " admin_port=");
+}
+
+void cluster_ready(cluster *c)
+{
+    char word[16];
+
+    for (size_t i = 0; i < c->n; i++) {
+        process *p = &c->all[i];
+
+        if (p->pid == 0 || p == c->router || strcmp(p->program, "router") == 0)
+            continue;
+        if (p->port == 0) {
+            await_word(p, " admin_port=", 0, word, sizeof word);
+            p->port = (uint16_t)atoi(word);
+        }
+        E2E_AWAIT(http_get(p->port, "/ready", NULL) == 200);
+    }
+    E2E_AWAIT(http_get(c->router->port, "/ready", NULL) == 200);
+}
+
+uint16_t cluster_port(const cluster *c)
+{
+    return c->router->port;
+}
+
+void process_signal(process *p, int signo)
+{
+    assert_true(p->pid > 0);
+    assert_int_equal(kill(p->pid, signo), 0);
+    p->stopped = signo == SIGSTOP || (p->stopped && signo != SIGCONT);
+}
+
+int process_wait(process *p, int64_t ms)
+{
+    td_usec deadline = td_now_us() + ms * TD_USEC_PER_MSEC;
+    int code = 0;
+
+    assert_true(p->pid > 0);
+    while (!reap(p, &code)) {
+        if (td_now_us() > deadline)
+            fail_msg("%s has not ended within %lld ms", p->name, (long long)ms);
+        e2e_pause();
+    }
+    return code;
+}
+
+void process_kill(process *p)
+{
+    process_signal(p, SIGKILL);
+    assert_int_equal(process_wait(p, E2E_DEADLINE_MS), -SIGKILL);
+}
+
+void process_restart(cluster *c, process *p)
+{
+    bool router = strcmp(p->program, "router") == 0;
+    size_t seen = router ? process_log_count(p, " http_port=") : lives(p);
+    char word[16];
+
+    assert_int_equal(p->pid, 0);
+    spawn(p);
+    if (router) {
+        await_router(c, p, seen);
+        return;
+    }
+    await_word(p, " admin_port=", seen, word, sizeof word);
+    p->port = (uint16_t)atoi(word);
+}
+
+void process_stop(process *p, int64_t ms)
+{
+    int code;
+
+    process_signal(p, SIGTERM);
+    code = process_wait(p, ms);
+    if (code != 0)
+        fail_msg("%s ended with %d after SIGTERM", p->name, code);
+}
+
+/* ---- what they say ---- */
+
+void process_log(const process *p, td_buf *out)
+{
+    char block[65536];
+    int fd = open(p->path, O_RDONLY | O_CLOEXEC);
+    ssize_t n;
+
+    td_buf_str(out, "");
+    if (fd < 0)
+        return;
+    while ((n = read(fd, block, sizeof block)) > 0)
+        td_buf_add(out, block, (size_t)n);
+    close(fd);
+}
+
+size_t process_log_count(const process *p, const char *text)
+{
+    td_buf log = {0};
+    size_t n = 0;
+
+    process_log(p, &log);
+    for (const char *at = strstr(log.ptr, text); at != NULL; at = strstr(at + 1, text))
+        n++;
+    td_buf_free(&log);
+    return n;
+}
+
+bool process_logged(const process *p, const char *text)
+{
+    return process_log_count(p, text) > 0;
+}
+
+double process_metric(const process *p, const char *name)
+{
+    td_buf body = {0};
+    size_t n = strlen(name);
+    double value = 0;
+    bool found = false;
+    int status = http_get(p->port, "/metrics", &body);
+
+    if (status != 200)
+        fail_msg("%s does not show its metrics: %d", p->name, status);
+    for (const char *line = body.ptr; line != NULL && !found; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        found = strncmp(line, name, n) == 0 && line[n] == ' ';
+        if (found)
+            value = strtod(line + n, NULL);
+    }
+    td_buf_free(&body);
+    if (!found)
+        fail_msg("%s has no metric %s", p->name, name);
+    return value;
+}
+
+bool decode_is_empty(const process *p)
+{
+    return process_metric(p, "vllm:kv_cache_usage_perc") == 0 &&
+           process_metric(p, "tandem:reservations_open") == 0 &&
+           process_metric(p, "tandem:quarantined_pages") == 0 &&
+           process_metric(p, "vllm:num_requests_running") == 0 &&
+           process_metric(p, "vllm:num_requests_waiting") == 0;
+}
+
+bool prefill_is_empty(const process *p)
+{
+    return process_metric(p, "vllm:kv_cache_usage_perc") == 0 &&
+           process_metric(p, "tandem:kv_transfers_running") == 0 &&
+           process_metric(p, "tandem:prefill_queued_tokens") == 0 &&
+           process_metric(p, "vllm:num_requests_running") == 0 &&
+           process_metric(p, "vllm:num_requests_waiting") == 0;
+}
+
+/* ---- the tests' frame ---- */
+
+static cluster *shared;
+
+static cluster *cluster_create(void)
+{
+    cluster *c = calloc(1, sizeof *c);
+    const char *base = getenv("TMPDIR");
+
+    assert_non_null(c);
+    snprintf(c->folder, sizeof c->folder, "%.40s/tandem-e2e-XXXXXX", base ? base : "/tmp");
+    assert_non_null(mkdtemp(c->folder));
+    use_random_weights(c);
+    c->failed = true; /* until a test has come to its end */
+    return c;
+}
+
+/* Nothing that a sanitizer or an assertion had to say may pass unseen. */
+static void check_logs(const cluster *c)
+{
+    static const char *const bad[] = {"ERROR: AddressSanitizer", "ERROR: LeakSanitizer",
+                                      "runtime error:", "assertion"};
+
+    for (size_t i = 0; i < c->n; i++)
+        for (size_t k = 0; k < sizeof bad / sizeof *bad; k++)
+            if (process_logged(&c->all[i], bad[k]))
+                fail_msg("%s said \"%s\"", c->all[i].name, bad[k]);
+}
+
+/* Stop all that still runs: the workers and the router at once, as a supervisor would. */
+static void stop_all(cluster *c)
+{
+    for (size_t i = 0; i < c->n; i++)
+        if (c->all[i].pid > 0)
+            process_signal(&c->all[i], SIGTERM);
+    for (size_t i = 0; i < c->n; i++) {
+        int code = c->all[i].pid > 0 ? process_wait(&c->all[i], EXIT_DEADLINE_MS) : 0;
+
+        if (code != 0)
+            fail_msg("%s ended with %d after SIGTERM", c->all[i].name, code);
+    }
+    check_logs(c);
+}
+
+static void show_logs(const cluster *c)
+{
+    for (size_t i = 0; i < c->n; i++) {
+        td_buf log = {0};
+        size_t skip;
+
+        process_log(&c->all[i], &log);
+        skip = log.len > LOG_SHOWN_BYTES ? log.len - LOG_SHOWN_BYTES : 0;
+        fprintf(stderr, "---- %s: %s%s\n%s", c->all[i].name, c->all[i].options,
+                skip ? " (end of its log)" : "", log.ptr + skip);
+        td_buf_free(&log);
+    }
+}
+
+static void remove_folder(const char *folder)
+{
+    DIR *d = opendir(folder);
+    const struct dirent *entry;
+    char path[512];
+
+    while (d != NULL && (entry = readdir(d)) != NULL) {
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        unlink(path);
+    }
+    if (d != NULL)
+        closedir(d);
+    rmdir(folder);
+}
+
+static void cluster_free(cluster *c)
+{
+    int status;
+
+    for (size_t i = 0; i < c->n; i++) {
+        if (c->all[i].pid <= 0)
+            continue;
+        kill(c->all[i].pid, SIGKILL);
+        waitpid(c->all[i].pid, &status, 0);
+    }
+    if (c->failed)
+        show_logs(c);
+    remove_folder(c->folder);
+    free(c);
+}
+
+typedef struct frame {
+    const e2e_case *test;
+    cluster *c;
+} frame;
+
+int e2e_setup(void **state)
+{
+    frame *f = calloc(1, sizeof *f);
+
+    assert_non_null(f);
+    f->test = *state;
+    f->c = cluster_create();
+    *state = f;
+    return 0;
+}
+
+void e2e_run(void **state)
+{
+    frame *f = *state;
+
+    f->test->fn(f->c);
+    stop_all(f->c);
+    f->c->failed = false;
+}
+
+int e2e_teardown(void **state)
+{
+    frame *f = *state;
+
+    cluster_free(f->c);
+    free(f);
+    return 0;
+}
+
+int e2e_shared_setup(void (*make)(cluster *c))
+{
+    shared = cluster_create();
+    make(shared);
+    shared->failed = false;
+    return 0;
+}
+
+void e2e_shared_run(void **state)
+{
+    const e2e_case *test = *state;
+    bool failed_before = shared->failed;
+
+    shared->failed = true;
+    test->fn(shared);
+    shared->failed = failed_before;
+}
+
+int e2e_shared_teardown(void **state)
+{
+    bool failed = shared->failed;
+
+    (void)state;
+    if (!failed) {
+        shared->failed = true;
+        stop_all(shared);
+        shared->failed = false;
+    }
+    cluster_free(shared);
+    shared = NULL;
+    return 0;
+}
