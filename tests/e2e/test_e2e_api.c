@@ -10,7 +10,6 @@
 
 static void make_cluster(cluster *c)
 {
-    cluster_use_best_weights(c);
     cluster_router(c, "");
     cluster_prefill(c, "--model-name " CASE_MODEL);
     cluster_decode(c, "--model-name " CASE_MODEL);
