@@ -1,5 +1,6 @@
 #include "router/openai.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,17 +38,21 @@ static td_status take_integer(const cJSON *root, const char *name, double min, d
     return TD_OK;
 }
 
-static td_status take_bool(const cJSON *root, const char *name, bool *out, td_error *err)
+/* v under the path that errors name; NULL, absent, leaves *out alone. */
+static td_status take_bool_at(const cJSON *v, const char *path, bool *out, td_error *err)
 {
-    const cJSON *v = openai_field(root, name);
-
     if (v == NULL)
         return TD_OK;
     if (!cJSON_IsBool(v))
-        return td_fail_param(err, name, "%s must be true or false, not %s", name,
+        return td_fail_param(err, path, "%s must be true or false, not %s", path,
                              openai_type_name(v));
     *out = cJSON_IsTrue(v);
     return TD_OK;
+}
+
+static td_status take_bool(const cJSON *root, const char *name, bool *out, td_error *err)
+{
+    return take_bool_at(openai_field(root, name), name, out, err);
 }
 
 /* What is understood but not done is refused, unless the client asks for what happens anyway. */
@@ -91,24 +96,34 @@ static td_status refuse_unsupported(const cJSON *root, td_error *err)
     return st;
 }
 
+/* "-9223372036854775808" .. "18446744073709551615" as 64 bits; false: past either end. */
+static bool exact_seed(const char *digits, uint64_t *out)
+{
+    errno = 0;
+    *out = digits[0] == '-' ? (uint64_t)strtoll(digits, NULL, 10) : strtoull(digits, NULL, 10);
+    return errno == 0;
+}
+
 static td_status take_seed(const cJSON *root, generation *g, td_error *err)
 {
     const cJSON *v = openai_field(root, "seed");
+    double d = v != NULL ? v->valuedouble : 0;
 
     if (v == NULL)
         return TD_OK;
-    /* Past 2^53 a double no longer tells neighbours apart; chat_keep_numbers() kept the spelling.
-     */
-    if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble) ||
-        v->valuedouble != floor(v->valuedouble) || fabs(v->valuedouble) > 18446744073709549568.0)
+    if (!cJSON_IsNumber(v) || !isfinite(d) || d != floor(d))
         return td_fail_param(err, "seed", "seed must be a whole number");
     g->has_seed = true;
-    if (v->valuestring != NULL && strpbrk(v->valuestring, ".eE") == NULL)
-        g->seed = v->valuestring[0] == '-' ? (uint64_t)strtoll(v->valuestring, NULL, 10)
-                                           : strtoull(v->valuestring, NULL, 10);
-    else
-        g->seed = v->valuedouble < 0 ? (uint64_t)(int64_t)v->valuedouble : (uint64_t)v->valuedouble;
-    return TD_OK;
+    /* Past 2^53 a double no longer tells neighbours apart; chat_keep_numbers() kept the spelling.
+     */
+    if (v->valuestring != NULL && strpbrk(v->valuestring, ".eE") == NULL) {
+        if (exact_seed(v->valuestring, &g->seed))
+            return TD_OK;
+    } else if (d >= -0x1p63 && d < 0x1p64) {
+        g->seed = d < 0 ? (uint64_t)(int64_t)d : (uint64_t)d;
+        return TD_OK;
+    }
+    return td_fail_param(err, "seed", "seed must be between -2^63 and 2^64 - 1");
 }
 
 static td_status take_stop(const cJSON *root, generation *g, td_error *err)
@@ -153,7 +168,8 @@ static td_status take_stream(const cJSON *root, generation *g, td_error *err)
                              openai_type_name(o));
     if (!g->stream)
         return td_fail_param(err, "stream_options", "stream_options needs stream: true");
-    return take_bool(o, "include_usage", &g->include_usage, err);
+    return take_bool_at(openai_field(o, "include_usage"), "stream_options.include_usage",
+                        &g->include_usage, err);
 }
 
 static td_status take_effort(const cJSON *root, generation *g, td_error *err)
