@@ -276,7 +276,7 @@ td_status openai_take_messages(const cJSON *root, chat *c, td_error *err)
 
 static td_status take_tool(cJSON *t, size_t i, chat *c, td_error *err)
 {
-    char where[64], inner[80];
+    char where[64], inner[80], field[96];
     cJSON *function, *params;
     const cJSON *type, *strict;
     chat_tool *out;
@@ -300,19 +300,20 @@ static td_status take_tool(cJSON *t, size_t i, chat *c, td_error *err)
     if (st != TD_OK)
         return st;
     strict = openai_field(function, "strict");
+    snprintf(field, sizeof field, "%s.strict", inner);
     if (strict != NULL && !cJSON_IsBool(strict))
-        return td_fail_param(err, inner, "%s.strict must be true or false", inner);
+        return td_fail_param(err, field, "%s must be true or false, not %s", field,
+                             openai_type_name(strict));
     if (cJSON_IsTrue(strict))
-        return td_fail_param(err, inner,
-                             "%s.strict is not supported: arguments are not yet held to "
-                             "the schema",
-                             inner);
+        return td_fail_param(
+            err, field, "%s is not supported: arguments are not yet held to the schema", field);
     params = cJSON_GetObjectItemCaseSensitive(function, "parameters");
     if (params == NULL || cJSON_IsNull(params))
         return TD_OK;
+    snprintf(field, sizeof field, "%s.parameters", inner);
     if (!cJSON_IsObject(params))
-        return td_fail_param(err, inner, "%s.parameters must be a JSON schema, an object, not %s",
-                             inner, openai_type_name(params));
+        return td_fail_param(err, field, "%s must be a JSON schema, an object, not %s", field,
+                             openai_type_name(params));
     chat_set_parameters(c, out, cJSON_DetachItemViaPointer(function, params));
     return TD_OK;
 }

@@ -337,6 +337,8 @@ static void test_bad_members(void **state)
          "tools[0].function.description", "a number"},
         {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":[]}}]",
          "tools[0].function.parameters", "an array"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":1}}]",
+         "tools[0].function.strict", "a number"},
         {"\"tool_choice\":\"maybe\"", "tool_choice", "auto"},
         {"\"tool_choice\":5", "tool_choice", "auto"},
         {"\"tool_choice\":\"required\"", "tool_choice", "no tools"},
