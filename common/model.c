@@ -34,6 +34,9 @@ static void place_inputs(td_model *m)
     uint32_t pages = td_kv_pages_for((uint64_t)m->cfg.max_positions);
 
     in->max_pages = (int32_t)(pages < m->opt.kv_pages ? pages : m->opt.kv_pages);
+    in->table_rows = m->opt.max_tokens;
+    if (m->kv.n_window > 0 && m->opt.kv_rings < (uint32_t)m->opt.max_tokens)
+        in->table_rows = (int32_t)m->opt.kv_rings;
     in->tokens = at;
     in->pos = at += T;
     in->slot_full = at += T;
@@ -41,8 +44,8 @@ static void place_inputs(td_model *m)
     in->len = at += T;
     in->rows = at += T;
     in->table_full = at += T;
-    in->table_window = at += T * (size_t)in->max_pages;
-    in->total = at + T * m->opt.ring_pages;
+    in->table_window = at += (size_t)in->table_rows * (size_t)in->max_pages;
+    in->total = at + (size_t)in->table_rows * m->opt.ring_pages;
 }
 
 static td_dims dims_of(const td_model *m, const td_shard *s)

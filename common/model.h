@@ -82,8 +82,8 @@ typedef struct td_prefill_step {
 TD_MUST_CHECK td_status td_model_prefill(td_model *m, td_prefill_step *step, td_error *err);
 
 typedef struct td_decode_step {
-    int32_t n;                   /* sequences, 1 .. max_tokens */
-    const td_seq *seqs;          /* [n] */
+    int32_t n;                   /* sequences, 1 .. max_tokens, and at most kv_rings */
+    const td_seq *seqs;          /* [n] no two with the same ring or a page in common */
     const int32_t *tokens;       /* [n] the token at position seqs[i].pos */
     const td_sampling *sampling; /* [n] */
     float *logits;               /* NULL, or [n, vocab] for tests */

@@ -14,10 +14,11 @@
  * fixed at open, so that a captured graph finds its inputs in place. */
 typedef struct step_inputs {
     size_t tokens, pos, slot_full, slot_window, len, rows; /* [max_tokens] each; rows [head_rows] */
-    size_t table_full;   /* [max_tokens, max_pages]; prefill uses the first row */
-    size_t table_window; /* [max_tokens, ring_pages] */
+    size_t table_full;   /* [table_rows, max_pages]; prefill uses the first row */
+    size_t table_window; /* [table_rows, ring_pages] */
     size_t total;
-    int32_t max_pages; /* of one sequence */
+    int32_t table_rows; /* sequences in one step: each has a ring of its own */
+    int32_t max_pages;  /* of one sequence */
 } step_inputs;
 
 typedef struct model_rank {

@@ -7,7 +7,8 @@
 
 void td_event_wait(td_event *e)
 {
-    (void)e; /* the CPU backend's steps have run when they return: every event is NULL */
+    if (e != NULL)
+        e->wait(e);
 }
 
 static td_status check_tokens(const td_model *m, const int32_t *tokens, int32_t n, td_error *err)
@@ -161,6 +162,9 @@ td_status td_model_decode(td_model *m, const td_decode_step *step, td_error *err
     if (n < 1 || n > m->opt.max_tokens)
         return td_fail(err, TD_INVALID, "a decode step of %d sequences; 1 to %d are possible", n,
                        m->opt.max_tokens);
+    if (n > m->in.table_rows)
+        return td_fail(err, TD_INVALID, "a decode step of %d sequences with %d window rings", n,
+                       m->in.table_rows);
     if ((st = check_tokens(m, step->tokens, n, err)) != TD_OK)
         return st;
     for (int32_t i = 0; i < n; i++)

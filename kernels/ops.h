@@ -47,7 +47,13 @@ static inline size_t td_elt_bytes(td_elt e)
 
 typedef struct td_dev td_dev;       /* one rank's device; opaque */
 typedef struct td_stream td_stream; /* a queue of steps on a device; opaque */
-typedef struct td_event td_event;   /* a point in a stream; NULL: already reached */
+
+/* A point in a stream; NULL: already reached. Every backend's event begins with this, so that
+ * whoever holds one can wait for it. */
+typedef struct td_event td_event;
+struct td_event {
+    void (*wait)(td_event *e); /* any thread */
+};
 
 typedef struct td_dev_options {
     int32_t index;   /* which device (CUDA: its ordinal) */
@@ -308,10 +314,9 @@ typedef struct td_ops {
     td_status (*copy_out)(td_stream *s, void *dst, size_t dst_pitch, const void *src,
                           size_t src_pitch, size_t bytes, size_t rows, td_error *err);
     td_status (*sync)(td_stream *s, td_error *err);
-    /* *out is NULL where nothing needs waiting for; valid until `depth` later records (backend's
-     * choice, at least two steps' worth). event_wait may be called from any thread. */
+    /* *out is NULL where nothing needs waiting for. An event is the device's and is reused: it
+     * stays valid for at least as many later records as a model has layers, twice over. */
     td_status (*event_record)(td_stream *s, td_event **out, td_error *err);
-    void (*event_wait)(td_event *e);
 
     /* Weights. load: blocks of `cols` columns stacked from top to bottom; for the expert forms, one
      * block an expert. On failure *out is left zeroed. The host memory may go afterwards. */

@@ -36,6 +36,7 @@ static inline const float *cpu_vector(const td_matrix *m)
 }
 
 td_status cpu_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
+void cpu_wish_huge_pages(const td_buffer *buf); /* for what is read whole, over and over */
 
 /* Cutting the workspace. First come the threads' scratch areas, then what a step takes in turn. */
 typedef struct cpu_ws {

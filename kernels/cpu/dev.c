@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 /* From here on memory comes from the kernel: zeroed when first touched, so that a large KV pool
- * costs nothing until it is used, and in huge pages where there are any. Under AddressSanitizer all
+ * costs nothing until it is used. Under AddressSanitizer all
  * of it is from the heap, which has red zones. */
 #if defined(__SANITIZE_ADDRESS__)
 #define MAP_FROM SIZE_MAX
@@ -89,10 +89,7 @@ td_status cpu_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err)
         return TD_OK;
     if (bytes >= MAP_FROM) {
         p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED)
-            p = NULL;
-        else
-            (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish */
+        p = p == MAP_FAILED ? NULL : p;
     } else if (rounded >= bytes && (p = aligned_alloc(64, rounded)) != NULL) {
         memset(p, 0, rounded);
     }
@@ -100,6 +97,12 @@ td_status cpu_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err)
         return td_fail(err, TD_NOMEM, "cpu device: no memory for %zu bytes", bytes);
     *out = (td_buffer){.dev = dev, .ptr = p, .bytes = bytes};
     return TD_OK;
+}
+
+void cpu_wish_huge_pages(const td_buffer *buf)
+{
+    if (buf->bytes >= MAP_FROM)
+        (void)madvise(buf->ptr, buf->bytes, MADV_HUGEPAGE);
 }
 
 static void release(td_buffer *buf)
@@ -142,11 +145,6 @@ static td_status event_record(td_stream *s, td_event **out, td_error *err)
     (void)err;
     *out = NULL;
     return TD_OK;
-}
-
-static void event_wait(td_event *e)
-{
-    (void)e;
 }
 
 static void unload(td_matrix *m)
@@ -193,7 +191,6 @@ const td_ops td_ops_cpu = {
     .copy_out = copy_out,
     .sync = sync_stream,
     .event_record = event_record,
-    .event_wait = event_wait,
     .load = cpu_load,
     .load_mxfp4 = cpu_load_mxfp4,
     .unload = unload,

@@ -121,29 +121,31 @@ static void values_to_panels(const void *v, int bf16, int32_t d, int32_t lo, int
 INLINE float softmax_step(float *s, int32_t lo, int32_t hi, float scale, float *m, float *l)
 {
     vi lane;
-    vf part[S / VL], top = v_set1(-__builtin_inff()), sum = v_set1(0.0f);
+    vf top = v_set1(-__builtin_inff()), sum = v_set1(0.0f);
+    int32_t first = lo / VL * VL;
     float m_new, corr;
 
     for (int i = 0; i < VL; i++)
         lane[i] = i;
-#pragma GCC unroll 16
-    for (int v = 0; v < S / VL; v++) {
-        vi at = lane + v * VL;
+    for (int32_t c = first; c < hi; c += VL) {
+        vi at = lane + c;
         vi in = (at >= lo) & (at < hi);
-        part[v] = v_select(in, v_load(s + v * VL) * scale, v_set1(-__builtin_inff()));
-        top = v_max(part[v], top);
+        vf x = v_select(in, v_load(s + c) * scale, v_set1(-__builtin_inff()));
+
+        v_store(s + c, x);
+        top = v_max(x, top);
     }
     m_new = v_hmax(top);
     m_new = m_new > *m ? m_new : *m;
     if (m_new == -__builtin_inff()) /* every score overflowed to -inf: no weight anywhere */
         m_new = -__FLT_MAX__;
-#pragma GCC unroll 16
-    for (int v = 0; v < S / VL; v++) {
-        part[v] = v_exp(part[v] - m_new);
-        sum += part[v];
-        v_store(s + v * VL, part[v]);
+    for (int32_t c = first; c < hi; c += VL) {
+        vf x = v_exp(v_load(s + c) - m_new);
+
+        sum += x;
+        v_store(s + c, x);
     }
-    corr = v_exp(v_set1(*m - m_new))[0];
+    corr = *m == m_new ? 1.0f : v_exp(v_set1(*m - m_new))[0];
     *l = *l * corr + v_hsum(sum);
     *m = m_new;
     return corr;
@@ -172,7 +174,7 @@ static void run(const cpu_attn_piece *p, const rows *w, int32_t i, int32_t j, in
             x[(q - i) * p->G + g] = p->q + q * p->query_stride + (int64_t)g * p->d;
     for (int32_t c = lo / PANEL * PANEL; c < hi; c += PANEL)
         HOT(cpu_panel_f32)
-        (w->kt + (int64_t)c * p->d, 0, p->d, x, 0, M, zeros, w->s + (int64_t)r0 * S + c, S);
+    (w->kt + (int64_t)c * p->d, 0, p->d, x, 0, M, zeros, w->s + (int64_t)r0 * S + c, S);
     for (int32_t r = r0; r < r0 + M; r++) {
         float corr = softmax_step(w->s + (int64_t)r * S, lo, hi, p->scale, w->m + r, w->l + r);
 
@@ -185,7 +187,7 @@ static void run(const cpu_attn_piece *p, const rows *w, int32_t i, int32_t j, in
     }
     for (int32_t c = 0; c < w->dp; c += PANEL)
         HOT(cpu_panel_f32)
-        (w->vp + (int64_t)c * S, lo, hi, x, 0, M, NULL, w->acc + (int64_t)r0 * w->dp + c, w->dp);
+    (w->vp + (int64_t)c * S, lo, hi, x, 0, M, NULL, w->acc + (int64_t)r0 * w->dp + c, w->dp);
 }
 
 static void page(const cpu_attn_piece *p, const rows *w, int32_t number)

@@ -42,7 +42,7 @@ INLINE void tile(cpu_encoding enc, int mr, const weights *w, int32_t k0, int32_t
 {
     vf acc[MR][NV], wk[NV], scale[NV];
 
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int m = 0; m < mr; m++)
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++)
@@ -56,7 +56,7 @@ INLINE void tile(cpu_encoding enc, int mr, const weights *w, int32_t k0, int32_t
                 scale[v] = v_e8m0(w->scales + kb + v * VL);
         for (int32_t k = kb; k < ke; k++) {
             panel_row(enc, w, k, scale, wk);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
             for (int m = 0; m < mr; m++) {
                 vf xk = v_set1(x[m][x0 + k]);
 #pragma GCC unroll 8
@@ -65,7 +65,7 @@ INLINE void tile(cpu_encoding enc, int mr, const weights *w, int32_t k0, int32_t
             }
         }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int m = 0; m < mr; m++)
 #pragma GCC unroll 8
         for (int v = 0; v < NV; v++)
@@ -81,16 +81,12 @@ INLINE void tile_rows(cpu_encoding enc, int mr, const weights *w, int32_t k0, in
     case 2: tile(enc, 2, w, k0, k1, x, x0, init, y, ldy); break;
     case 3: tile(enc, 3, w, k0, k1, x, x0, init, y, ldy); break;
 #endif
-#if MR >= 12
+#if MR >= 8
     case 4: tile(enc, 4, w, k0, k1, x, x0, init, y, ldy); break;
     case 5: tile(enc, 5, w, k0, k1, x, x0, init, y, ldy); break;
     case 6: tile(enc, 6, w, k0, k1, x, x0, init, y, ldy); break;
     case 7: tile(enc, 7, w, k0, k1, x, x0, init, y, ldy); break;
     case 8: tile(enc, 8, w, k0, k1, x, x0, init, y, ldy); break;
-    case 9: tile(enc, 9, w, k0, k1, x, x0, init, y, ldy); break;
-    case 10: tile(enc, 10, w, k0, k1, x, x0, init, y, ldy); break;
-    case 11: tile(enc, 11, w, k0, k1, x, x0, init, y, ldy); break;
-    case 12: tile(enc, 12, w, k0, k1, x, x0, init, y, ldy); break;
 #endif
     default: break;
     }

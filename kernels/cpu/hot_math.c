@@ -63,12 +63,17 @@ static void axpy(float w, const float *x, float *y, int32_t n)
 
 static void to_bf16(const float *x, uint16_t *y, int32_t n)
 {
-    for (int32_t i = 0; i < n; i++) {
-        uint32_t u, r;
+    int32_t i = 0;
 
-        memcpy(&u, x + i, sizeof u);
-        r = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-        y[i] = (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? (u >> 16 | 0x40) : r); /* NaN stays NaN */
+    for (; i + VL <= n; i += VL)
+        v_to_bf16(v_load(x + i), y + i);
+    if (i < n) {
+        float tail[VL] = {0};
+        uint16_t out[VL];
+
+        memcpy(tail, x + i, (size_t)(n - i) * sizeof *x);
+        v_to_bf16(v_load(tail), out);
+        memcpy(y + i, out, (size_t)(n - i) * sizeof *y);
     }
 }
 

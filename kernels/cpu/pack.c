@@ -125,6 +125,7 @@ td_status cpu_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *b
                        &m.mem, err);
     if (st != TD_OK)
         return st;
+    cpu_wish_huge_pages(&m.mem);
     if (form != TD_FORM_VECTOR && form != TD_FORM_ROWS)
         for (int32_t e = 0; e < m.E; e++)
             for (int32_t i = 0; i < cpu_panels(m.N); i++) {
@@ -185,6 +186,7 @@ td_status cpu_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src, td
                    err);
     if (st != TD_OK)
         return st;
+    cpu_wish_huge_pages(&m.mem);
     for (int32_t e = 0; e < m.E; e++)
         for (int32_t i = 0; i < cpu_panels(m.N); i++)
             if (!fill_mxfp4(src, form, e, i, (char *)cpu_matrix_panel(&m, e, i).w)) {

@@ -13,7 +13,8 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #define VL 16
-#define MR 12 /* rows of a register tile: 12 x 2 accumulators of 32 registers */
+#define MR \
+    8 /* rows of a register tile: 8 x 2 accumulators; eight row pointers still fit in registers */
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define VL 8
@@ -47,7 +48,13 @@ INLINE void v_store(float *p, vf v)
 
 INLINE vf v_set1(float a)
 {
-    return (vf){0} + a;
+#if VL == 16
+    return _mm512_set1_ps(a);
+#elif VL == 8
+    return _mm256_set1_ps(a);
+#else
+    return (vf){a, a, a, a};
+#endif
 }
 
 INLINE vf v_fma(vf a, vf b, vf c)
@@ -78,9 +85,12 @@ INLINE vf v_min(vf a, vf b)
     return v_select(a < b, a, b);
 }
 
-/* Lane sums and maxima, halving: one fixed order. */
+/* Sum and maximum over the lanes, in one fixed order. */
 INLINE float v_hsum(vf v)
 {
+#if VL == 16
+    return _mm512_reduce_add_ps(v);
+#else
     float a[VL];
 
     v_store(a, v);
@@ -88,10 +98,14 @@ INLINE float v_hsum(vf v)
         for (int i = 0; i < w; i++)
             a[i] += a[i + w];
     return a[0];
+#endif
 }
 
 INLINE float v_hmax(vf v)
 {
+#if VL == 16
+    return _mm512_reduce_max_ps(v);
+#else
     float a[VL];
 
     v_store(a, v);
@@ -99,6 +113,7 @@ INLINE float v_hmax(vf v)
         for (int i = 0; i < w; i++)
             a[i] = a[i] > a[i + w] ? a[i] : a[i + w];
     return a[0];
+#endif
 }
 
 INLINE vf v_bf16(const uint16_t *p)
@@ -106,6 +121,21 @@ INLINE vf v_bf16(const uint16_t *p)
     vh h;
     memcpy(&h, p, sizeof h);
     return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+/* Rounded to nearest, ties to even; a NaN stays one. */
+INLINE void v_to_bf16(vf x, uint16_t *out)
+{
+    vu u = (vu)x, r = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    vi nan = x != x;
+
+    r = ((u >> 16 | 0x40) & (vu)nan) | (r & ~(vu)nan);
+#if VL == 16
+    _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16((__m512i)r));
+#else
+    for (int i = 0; i < VL; i++)
+        out[i] = (uint16_t)r[i];
+#endif
 }
 
 /* VL codes of four bits, given as the low bits of VL bytes (what is above is ignored): their values
@@ -131,9 +161,15 @@ INLINE vf v_fp4(vu code)
 
 INLINE vu v_bytes(const uint8_t *p)
 {
+#if VL == 16 /* the compiler takes a generic conversion from bytes apart */
+    return (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif VL == 8
+    return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
     vb b;
     memcpy(&b, p, sizeof b);
     return __builtin_convertvector(b, vu);
+#endif
 }
 
 /* 2^(s - 127) of VL scale bytes, exactly: 0 is the subnormal 2^-127. 255 was refused at load. */

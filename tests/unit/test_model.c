@@ -127,6 +127,8 @@ static void test_model_steps_refuse_bad_input_and_write_nothing(void **state)
     tokens[1] = 1;
     d.n = 65;
     refused(td_model_decode(f.m, &d, &err), &err, "1 to 64");
+    d.n = 5;
+    refused(td_model_decode(f.m, &d, &err), &err, "5 sequences with 4 window rings");
     d.n = 0;
     refused(td_model_decode(f.m, &d, &err), &err, "0 sequences");
     assert_memory_equal(before, td_model_kv_base(f.m, 0), bytes);
@@ -290,7 +292,7 @@ static size_t in_use(void)
 
 static void test_model_steps_allocate_nothing(void **state)
 {
-    fixture f = fixture_open(2, 1, TD_KV_BF16, 64, 4);
+    fixture f = fixture_open(2, 1, TD_KV_BF16, 64, 8);
     int32_t tokens[64], out[8];
     td_sampling sampling[8];
     td_seq seqs[8];
@@ -301,8 +303,7 @@ static void test_model_steps_allocate_nothing(void **state)
     for (int i = 0; i < 64; i++)
         tokens[i] = fixture_token(i);
     for (int i = 0; i < 8; i++) {
-        seqs[i] =
-            (td_seq){.pages = f.pages[i % 4], .n_pages = 4, .ring = (uint32_t)i % 4, .pos = 64};
+        seqs[i] = (td_seq){.pages = f.pages[i % 4], .n_pages = 4, .ring = (uint32_t)i, .pos = 64};
         sampling[i] = (td_sampling){.temperature = 1, .top_p = 0.9f, .top_k = 50};
     }
     td_prefill_step p = {.tokens = tokens, .n = 64, .sampling = sampling, .seq = seqs[0]};
