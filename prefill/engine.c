@@ -41,7 +41,7 @@ typedef struct message {
     uint64_t bytes;
     uint32_t puts;
     td_usec last_flush_us;
-    char text[200], transport[48];
+    char text[200];
 } message;
 
 struct prefill_engine {
@@ -257,27 +257,6 @@ void prefill_engine_drain(prefill_engine *e)
     post(e, &m);
 }
 
-typedef struct done_target {
-    prefill_engine *engine;
-    job *job;
-} done_target;
-
-static void on_push_done(void *user, const td_kv_push_result *r)
-{
-    done_target *t = user;
-    message m = {.kind = MSG_DONE,
-                 .job = t->job,
-                 .status = r->status,
-                 .bytes = r->bytes,
-                 .puts = r->puts,
-                 .last_flush_us = r->last_flush_us};
-
-    snprintf(m.text, sizeof m.text, "%s", r->text ? r->text : "");
-    snprintf(m.transport, sizeof m.transport, "%s", r->transport ? r->transport : "");
-    post(t->engine, &m);
-    free(t);
-}
-
 static void on_layer(void *user, int32_t rank, int32_t layer, td_event *ready)
 {
     const job *j = user;
@@ -316,24 +295,56 @@ static void send_prefill_event(prefill_engine *e, const job *j, td_status status
         td_debug("event_lost", "link=%d error=\"%s\"", j->link, err.text);
 }
 
-static void send_transfer_event(prefill_engine *e, const message *m, td_usec tail_us)
+/* How long the transfer went on when there was nothing left to compute. */
+static td_usec tail_of(const job *j, td_usec last_flush_us)
+{
+    return j->computed_at != 0 && last_flush_us > j->computed_at ? last_flush_us - j->computed_at
+                                                                 : 0;
+}
+
+typedef struct done_target {
+    prefill_engine *engine;
+    job *job;
+} done_target;
+
+static void send_transfer_event(prefill_engine *e, const job *j, const td_kv_push_result *r)
 {
     Tandem__WorkerMessage msg = TANDEM__WORKER_MESSAGE__INIT;
     Tandem__TransferEvent ev = TANDEM__TRANSFER_EVENT__INIT, *list = &ev;
     td_error err = {0};
 
-    ev.request = m->job->request;
-    ev.attempt = (uint32_t)m->job->attempt;
-    ev.status = m->status;
-    ev.text = binary(m->text);
-    ev.tail_us = (uint64_t)tail_us;
-    ev.kv_bytes = m->bytes;
-    ev.kv_puts = m->puts;
-    ev.transport = binary(m->transport);
+    ev.request = j->request;
+    ev.attempt = (uint32_t)j->attempt;
+    ev.status = r->status;
+    ev.text = binary(r->text ? r->text : "");
+    ev.tail_us = (uint64_t)tail_of(j, r->last_flush_us);
+    ev.kv_bytes = r->bytes;
+    ev.kv_puts = r->puts;
+    ev.transport = binary(r->transport ? r->transport : "");
     msg.transfers = &list;
     msg.n_transfers = 1;
-    if (td_worker_send(e->worker, m->job->link, &msg, &err) != TD_OK)
-        td_debug("event_lost", "link=%d error=\"%s\"", m->job->link, err.text);
+    if (td_worker_send(e->worker, j->link, &msg, &err) != TD_OK)
+        td_debug("event_lost", "link=%d error=\"%s\"", j->link, err.text);
+}
+
+/* The router hears of it here, on the source's thread, and not from the engine, which may be in the
+ * middle of another prompt's chunk: by then a short answer would be over. What is read of the job
+ * was written before the push was finished or canceled. A cancel is nobody's news. */
+static void on_push_done(void *user, const td_kv_push_result *r)
+{
+    done_target *t = user;
+    message m = {.kind = MSG_DONE,
+                 .job = t->job,
+                 .status = r->status,
+                 .bytes = r->bytes,
+                 .puts = r->puts,
+                 .last_flush_us = r->last_flush_us};
+
+    if (r->status != TD_CANCELED)
+        send_transfer_event(t->engine, t->job, r);
+    snprintf(m.text, sizeof m.text, "%s", r->text ? r->text : "");
+    post(t->engine, &m);
+    free(t);
 }
 
 /* ---- the engine's thread ---- */
@@ -488,14 +499,11 @@ static void take_cancel(prefill_engine *e, const message *m)
 static void take_done(prefill_engine *e, const message *m)
 {
     job *j = m->job;
-    td_usec tail = m->last_flush_us > j->computed_at && j->computed_at != 0
-                       ? m->last_flush_us - j->computed_at
-                       : 0;
 
     td_counter_add(e->c_kv_bytes, m->bytes);
     td_counter_add(e->c_kv_puts, m->puts);
     if (m->status == TD_OK) {
-        td_histogram_observe_us(e->h_tail, tail);
+        td_histogram_observe_us(e->h_tail, tail_of(j, m->last_flush_us));
         td_histogram_observe(e->h_bytes, (double)m->bytes);
     } else if (!j->canceled) {
         td_counter_add(e->c_kv_failed, 1);
@@ -503,8 +511,6 @@ static void take_done(prefill_engine *e, const message *m)
                 (unsigned long long)j->request, (unsigned)j->attempt, j->worker_id,
                 td_status_name(m->status), m->text);
     }
-    if (!j->canceled)
-        send_transfer_event(e, m, tail);
     drop_job(e, j);
 }
 
