@@ -1,9 +1,10 @@
 /* kv_notice: the wire form of a notice, and counting notices; see the header.
  *
- * Wire form, little-endian, 80 bytes:
+ * Wire form, little-endian, 96 bytes:
  *   0 magic u32 | 4 version u16 | 6 flags u16 | 8 request u64 | 16 attempt u32 | 20 epoch u32
  *   24 source u32 | 28 n_sources u32 | 32 status u32 | 36 puts u32 | 40 bytes u64 | 48 first_token
- * i32 52 index u32 | 56 digest u64 | 64 reserved u64, zero | 72 checksum u64 of bytes 0..71 */
+ * i32 52 index u32 | 56 digest u64 | 64 stream u64 | 72 after u64 | 80 zero u64 | 88 checksum u64
+ * of bytes 0..87 */
 #include "common/kv_notice.h"
 
 #include "common/hash.h"
@@ -11,7 +12,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { NOTICE_VERSION = 1, NOTICE_HAS_DIGEST = 1, NOTICE_CHECKED = 72 };
+enum { NOTICE_VERSION = 1, NOTICE_HAS_DIGEST = 1, NOTICE_CHECKED = 88 };
 #define NOTICE_MAGIC UINT32_C(0x4e564b54) /* "TKVN" */
 
 static void put_le(unsigned char *at, uint64_t v, int n)
@@ -51,7 +52,9 @@ void td_kv_notice_encode(const td_kv_notice *n, unsigned char out[TD_KV_NOTICE_B
     put_le(out + 48, (uint32_t)n->first_token, 4);
     put_le(out + 52, n->index, 4);
     put_le(out + 56, n->digest, 8);
-    put_le(out + 72, notice_checksum(out), 8);
+    put_le(out + 64, n->stream, 8);
+    put_le(out + 72, n->after, 8);
+    put_le(out + 88, notice_checksum(out), 8);
 }
 
 td_status td_kv_notice_decode(const void *bytes, size_t len, td_kv_notice *out, td_error *err)
@@ -66,7 +69,7 @@ td_status td_kv_notice_decode(const void *bytes, size_t len, td_kv_notice *out, 
     if (get_le(b + 4, 2) != NOTICE_VERSION)
         return td_fail(err, TD_INVALID, "KV notice of version %u, this is %d: run the same release",
                        (unsigned)get_le(b + 4, 2), NOTICE_VERSION);
-    if (get_le(b + 72, 8) != notice_checksum(b))
+    if (get_le(b + 88, 8) != notice_checksum(b))
         return td_fail(err, TD_INVALID, "KV notice with a wrong checksum");
 
     uint64_t status = get_le(b + 32, 4);
@@ -82,6 +85,8 @@ td_status td_kv_notice_decode(const void *bytes, size_t len, td_kv_notice *out, 
         .index = (uint32_t)get_le(b + 52, 4),
         .has_digest = get_le(b + 6, 2) & NOTICE_HAS_DIGEST,
         .digest = get_le(b + 56, 8),
+        .stream = get_le(b + 64, 8),
+        .after = get_le(b + 72, 8),
     };
 
     if (status >= TD_STATUS_COUNT || status == TD_PENDING)

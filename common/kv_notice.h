@@ -16,7 +16,7 @@
 
 #include "common/status.h"
 
-enum { TD_KV_MAX_SOURCES = 64, TD_KV_NOTICE_BYTES = 80 };
+enum { TD_KV_MAX_SOURCES = 64, TD_KV_NOTICE_BYTES = 96 };
 
 typedef struct td_kv_notice {
     uint64_t request;
@@ -31,6 +31,8 @@ typedef struct td_kv_notice {
     uint32_t index;      /* its number within the answer */
     bool has_digest;     /* the source runs with verify on */
     uint64_t digest;     /* td_kv_digest() over what it put */
+    /* The wire's own: deliver it once `after` data messages of `stream` are in. */
+    uint64_t stream, after;
 } td_kv_notice;
 
 /* Fixed-size wire form, little-endian, with magic, version and checksum. */

@@ -7,6 +7,8 @@
  *   FLUSHING  wait until every put is in the decode worker's memory
  *   NOTIFYING send the notice: only now, since messages may overtake puts
  *   DRAINING  a last flush, so that the notice has left this process
+ *   CHECKING  let UCX look once more whether the peer is there: with all the above done at once, a
+ *             peer that had died before it would go unnoticed
  *   OVER      wait for the engine's finish, if a failure came before it, then report
  *
  * A broken endpoint leads from anywhere to OVER without a notice, once the endpoint is closed.
@@ -29,6 +31,7 @@ typedef enum leg_stage {
     LEG_FLUSHING,
     LEG_NOTIFYING,
     LEG_DRAINING,
+    LEG_CHECKING,
     LEG_OVER,
 } leg_stage;
 
@@ -60,12 +63,14 @@ struct kv_leg {
     int puts_in_flight;
     kv_op op;
     td_kv_puts plan;
-    size_t next_put;
+    size_t next_put;                /* of plan */
+    uint64_t put_at;                /* bytes of it that are posted */
     int32_t covered[TD_MAX_LAYERS]; /* positions of each layer that were taken into a plan */
     td_error err;                   /* code TD_OK: nothing is wrong */
     uint64_t bytes, digest;
     uint32_t puts;
     td_usec first_put_us, flushed_us;
+    uint64_t checked_from; /* the source's round when CHECKING began */
     unsigned char notice[TD_KV_NOTICE_BYTES];
 };
 
@@ -256,6 +261,7 @@ static bool leg_plan_next(kv_leg *leg)
         s->opt.o.wait_event(job.ready);
     td_kv_puts_clear(&leg->plan);
     leg->next_put = 0;
+    leg->put_at = 0;
     if (td_kv_plan(&p->src, s->rank, &p->dst, p->n_tokens, job.layer, job.from, job.to, &leg->plan,
                    &err) != TD_OK) {
         leg_failed(leg, &err);
@@ -267,9 +273,18 @@ static bool leg_plan_next(kv_leg *leg)
     return true;
 }
 
-static void leg_put_one(kv_leg *leg, const td_kv_put *put)
+/* Post the next put, or as much of it as goes into one message. */
+static void leg_put_one(kv_leg *leg)
 {
     td_kv_source *s = leg->source;
+    const td_kv_put *whole = &leg->plan.ptr[leg->next_put];
+    uint64_t left = whole->bytes - leg->put_at;
+    td_kv_put part = {
+        .src_offset = whole->src_offset + leg->put_at,
+        .dst_offset = whole->dst_offset + leg->put_at,
+        .bytes = left < leg->peer->max_put ? left : leg->peer->max_put,
+        .dst_rank = whole->dst_rank,
+    };
     kv_op *op = s->free_ops;
     td_error err = {0};
 
@@ -281,15 +296,20 @@ static void leg_put_one(kv_leg *leg, const td_kv_put *put)
     op->leg = leg;
     op->on_done = leg_on_put;
     leg->puts_in_flight++;
-    if (kv_peer_put(leg->peer, op, put, &err) != TD_OK) {
+    if (kv_peer_put(leg->peer, op, &part, &err) != TD_OK) {
         leg->puts_in_flight--;
         op->next_free = s->free_ops;
         s->free_ops = op;
         leg_failed(leg, &err);
         return;
     }
-    leg->puts++;
-    leg->bytes += put->bytes;
+    leg->bytes += part.bytes;
+    leg->put_at += part.bytes;
+    if (leg->put_at == whole->bytes) {
+        leg->puts++;
+        leg->next_put++;
+        leg->put_at = 0;
+    }
 }
 
 /* The fence: past the lease no put may start, and there is no point in waiting for more to put. */
@@ -325,7 +345,7 @@ static bool leg_put(kv_leg *leg)
             return false;
         if (!leg->first_put_us)
             leg->first_put_us = td_now_us();
-        leg_put_one(leg, &leg->plan.ptr[leg->next_put++]);
+        leg_put_one(leg);
     }
     return false;
 }
@@ -354,6 +374,8 @@ static void leg_encode_notice(kv_leg *leg)
         .puts = leg->puts,
         .has_digest = leg->source->opt.o.verify,
         .digest = leg->digest,
+        .stream = leg->peer->stream,
+        .after = leg->peer->messages,
     };
 
     pthread_mutex_lock(&leg->source->mutex);
@@ -372,11 +394,11 @@ static void leg_enter(kv_leg *leg, leg_stage stage)
 
     leg->stage = stage;
     leg->op = (kv_op){.leg = leg, .on_done = leg_on_op};
-    leg->op_running = stage != LEG_OVER;
+    leg->op_running = stage < LEG_CHECKING;
     if (stage == LEG_NOTIFYING) {
         leg_encode_notice(leg);
         st = kv_peer_notify(leg->peer, &leg->op, leg->notice, &err);
-    } else if (stage != LEG_OVER) {
+    } else if (stage < LEG_CHECKING) {
         st = kv_peer_flush(leg->peer, &leg->op, &err);
     }
     if (st != TD_OK) {
@@ -432,7 +454,16 @@ static void leg_advance(kv_leg *leg, bool ended)
             leg_enter(leg, LEG_NOTIFYING);
             break;
         case LEG_NOTIFYING: leg_enter(leg, LEG_DRAINING); break;
-        case LEG_DRAINING: leg_enter(leg, LEG_OVER); break;
+        case LEG_DRAINING:
+            leg_enter(leg, LEG_CHECKING);
+            leg->checked_from = leg->source->rounds;
+            leg->source->dirty = true;
+            return;
+        case LEG_CHECKING:
+            if (leg->source->rounds == leg->checked_from)
+                return;
+            leg_enter(leg, LEG_OVER);
+            break;
         case LEG_OVER: return;
         }
     }
@@ -451,8 +482,7 @@ bool kv_leg_step(kv_leg *leg, td_usec *deadline)
     }
     if (leg->stage == LEG_PUTTING && leg->err.code == TD_OK && p->lease_deadline < *deadline)
         *deadline = p->lease_deadline;
-    bool quiet = leg->puts_in_flight == 0 && !leg->op_running;
-    bool over = leg->mute ? quiet && (!leg->peer || leg->peer->closed) : leg->stage == LEG_OVER;
+    bool over = leg->mute ? !leg->peer || leg->peer->closed : leg->stage == LEG_OVER;
 
     if (!over || !ended)
         return false;

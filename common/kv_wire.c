@@ -1,4 +1,4 @@
-/* kv_wire: the descriptor, a sink's address as bytes. Little-endian:
+/* kv_wire: bytes on the wire. The descriptor is a sink's address. Little-endian:
  *
  *   magic u32 | version u16 | zero u16 | wire_hash u64 | ucx_version u32 | n_ranks u32
  *   per rank: base u64 | bytes u64 | memory u32 | rkey_len u32
@@ -14,6 +14,7 @@
 
 enum { DESCRIPTOR_VERSION = 1, DESCRIPTOR_MAX_PART = 64 << 10 };
 #define DESCRIPTOR_MAGIC UINT32_C(0x44564b54) /* "TKVD" */
+#define DATA_MAGIC UINT32_C(0x42564b54)       /* "TKVB" */
 
 static void write_le(td_buf *out, uint64_t v, int n)
 {
@@ -21,7 +22,7 @@ static void write_le(td_buf *out, uint64_t v, int n)
         td_buf_byte(out, (char)(v >> (8 * i)));
 }
 
-static uint64_t descriptor_checksum(const void *bytes, size_t n)
+static uint64_t checksum(const void *bytes, size_t n)
 {
     return td_hash_end(td_hash_bytes(TD_HASH_START, bytes, n));
 }
@@ -47,7 +48,7 @@ void kv_descriptor_write(td_buf *out, const td_kv_descriptor *d)
     for (int32_t i = 0; i < d->n_ranks; i++)
         td_buf_add(out, d->rank[i].rkey.ptr, d->rank[i].rkey.len);
     if (!out->oom)
-        write_le(out, descriptor_checksum(out->ptr + start, out->len - start), 8);
+        write_le(out, checksum(out->ptr + start, out->len - start), 8);
 }
 
 /* Bytes not yet read. A read past the end sets cut and gives zeros, checked where it matters. */
@@ -125,7 +126,7 @@ td_status td_kv_descriptor_parse(td_slice bytes, td_kv_descriptor *out, td_error
             DESCRIPTOR_VERSION);
 
     reader tail = {(const unsigned char *)bytes.ptr + bytes.len - 8, 8, false};
-    if (read_le(&tail, 8) != descriptor_checksum(bytes.ptr, bytes.len - 8))
+    if (read_le(&tail, 8) != checksum(bytes.ptr, bytes.len - 8))
         return td_fail(err, TD_INVALID, "KV descriptor: wrong checksum");
     r.left -= 8;
 
@@ -152,6 +153,43 @@ td_status td_kv_descriptor_parse(td_slice bytes, td_kv_descriptor *out, td_error
     if (r.cut || r.left != 0)
         return td_fail(err, TD_INVALID, "KV descriptor: %zu bytes do not add up", bytes.len);
     *out = d;
+    return TD_OK;
+}
+
+/* ------------------------------------------------------------------ data messages
+ *
+ *   magic u32 | len u32 | stream u64 | offset u64 | rank u32 | zero u32 | checksum u64 */
+
+static void data_put(unsigned char *at, uint64_t v, int n)
+{
+    for (int i = 0; i < n; i++)
+        at[i] = (unsigned char)(v >> (8 * i));
+}
+
+void kv_data_encode(const kv_data *d, unsigned char out[KV_DATA_HEADER_BYTES])
+{
+    data_put(out, DATA_MAGIC, 4);
+    data_put(out + 4, d->len, 4);
+    data_put(out + 8, d->stream, 8);
+    data_put(out + 16, d->offset, 8);
+    data_put(out + 24, d->rank, 4);
+    data_put(out + 28, 0, 4);
+    data_put(out + 32, checksum(out, 32), 8);
+}
+
+td_status kv_data_decode(const void *bytes, size_t n, kv_data *out, td_error *err)
+{
+    reader r = {bytes, n, false};
+
+    if (n != KV_DATA_HEADER_BYTES || read_le(&r, 4) != DATA_MAGIC)
+        return td_fail(err, TD_INVALID, "not a KV data message");
+    out->len = (uint32_t)read_le(&r, 4);
+    out->stream = read_le(&r, 8);
+    out->offset = read_le(&r, 8);
+    out->rank = (uint32_t)read_le(&r, 4);
+    (void)read_le(&r, 4);
+    if (read_le(&r, 8) != checksum(bytes, 32))
+        return td_fail(err, TD_INVALID, "KV data message with a wrong checksum");
     return TD_OK;
 }
 

@@ -6,8 +6,8 @@
  * and a notice as an active message.
  *
  * Threads: a sink has one progress thread, which owns its UCX worker and calls on_notice. A source
- * has one thread, which owns its UCX worker and its endpoints, one per decode worker, kept between
- * requests. All functions here are thread-safe unless they say otherwise.
+ * has one thread, which owns its endpoints, one per decode worker, kept between requests. All
+ * functions here are thread-safe unless they say otherwise.
  *
  * Failure: both ends run in UCX's peer failure mode. A peer that dies is noticed within about the
  * keepalive time; one that freezes is given up by a timeout of ours. The endpoint is then closed by
@@ -42,12 +42,27 @@ typedef struct td_kv_region {
     int32_t device; /* CUDA device of the memory; not used for host memory */
 } td_kv_region;
 
+/* How bytes reach the sink. A put is one-sided: the network or the GPU writes, the decode worker's
+ * CPU does nothing. Where there is no hardware for that (host memory over TCP or shared memory),
+ * UCX has the target's CPU write and answer each put, and aborts the target when it cannot answer
+ * because the source has died. There, data goes as messages of ours that nobody answers, and the
+ * sink counts them. */
+typedef enum td_kv_method {
+    TD_KV_METHOD_AUTO = 0, /* puts when either side's memory is CUDA, else messages */
+    TD_KV_METHOD_PUT,
+    TD_KV_METHOD_MESSAGE, /* host memory on both sides */
+} td_kv_method;
+
 /* Zero-initialise for the defaults. Strings are copied. */
 typedef struct td_kv_wire_options {
-    const char *transport;   /* "auto" (NULL), "shm" or "tcp"; both ends must agree or be "auto" */
+    /* "auto" (NULL), "shm" or "tcp"; both ends must agree or be "auto". auto is everything but
+     * shared memory queues: with those ("shm") a source that is killed can block the sink for all
+     * others. */
+    const char *transport;
     const char *net_devices; /* as UCX names them ("mlx5_0:1,eth0"); NULL: all */
     td_usec keepalive_us;    /* a dead peer is noticed in about this; 0: 1 s */
     /* Source only. */
+    td_kv_method method;
     td_usec stall_us; /* give up on a peer when nothing moves for this long, and ten times */
     uint64_t min_bytes_per_s; /* what the bytes in flight take at this rate; 0: 500 ms, 100 MB/s */
     bool verify;              /* digest what is put (kv_plan.h), host memory only; slow */

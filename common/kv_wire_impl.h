@@ -1,8 +1,8 @@
 /* kv_wire_impl: what kv_wire_*.c and kv_push.c share; nobody else includes it.
  *
- * kv_ucx is a UCX context and worker with the settings both ends need. All but kv_ucx_wake() belong
- * to the thread that opened it. kv_peer is a source's endpoint to one sink, owned by the source's
- * thread. */
+ * kv_ucx is a UCX context with the settings both ends need, and a place to sleep. All but
+ * kv_ucx_wake() belongs to the thread that opened it. kv_peer is a source's endpoint to one sink,
+ * owned by the source's thread. */
 #ifndef TANDEM_COMMON_KV_WIRE_IMPL_H
 #define TANDEM_COMMON_KV_WIRE_IMPL_H
 
@@ -20,8 +20,11 @@
 #include "common/status.h"
 
 enum {
-    KV_AM_NOTICE = 1,       /* active message id: the header is a td_kv_notice */
-    KV_MAX_IN_FLIGHT = 256, /* puts of one source between post and completion */
+    KV_AM_NOTICE = 1, /* active message ids: header td_kv_notice, no data; */
+    KV_AM_DATA = 2,   /* header kv_data, and its bytes */
+    KV_DATA_HEADER_BYTES = 40,
+    KV_DATA_MAX_BYTES = 8000, /* so that a message is one fragment on every transport (8 KiB) */
+    KV_MAX_IN_FLIGHT = 256,   /* puts or messages of one source between post and completion */
     KV_TRANSPORT_NAME = 64,
 };
 /* Bytes of one source in flight: what a cancel has to wait for, enough to fill any link. */
@@ -31,8 +34,7 @@ enum {
 
 typedef struct kv_ucx {
     ucp_context_h context;
-    ucp_worker_h worker;
-    int ucx_fd;  /* readable when the worker has something to do; UCX owns it */
+    int epoll_fd;
     int wake_fd; /* eventfd: another thread has something for us */
 } kv_ucx;
 
@@ -49,17 +51,25 @@ td_status kv_options_init(kv_options *to, const td_kv_wire_options *from, td_err
 /* What a UCX status means for us; the text is `what` and UCX's own words. */
 td_status kv_ucx_fail(td_error *err, ucs_status_t s, const char *fmt, ...) TD_PRINTF(3, 4);
 
-/* Open context, worker and fds. On failure nothing is left open. */
+/* The fds exist before the thread does, so that others can wake it at once. On failure nothing is
+ * left open; the same holds for the next two. */
+td_status kv_ucx_open_fds(kv_ucx *u, td_error *err);
+void kv_ucx_close_fds(kv_ucx *u);
+
 td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, bool cuda, td_error *err);
 void kv_ucx_close(kv_ucx *u);
 
-/* The wake fd exists before the thread does, so that others can reach it at once. */
-td_status kv_ucx_open_wake(kv_ucx *u, td_error *err);
-void kv_ucx_close_wake(kv_ucx *u);
+/* A worker whose events end kv_ucx_sleep(). */
+td_status kv_ucx_worker_open(kv_ucx *u, ucp_worker_h *out, td_error *err);
+void kv_ucx_worker_close(ucp_worker_h worker);
+
 void kv_ucx_wake(const kv_ucx *u); /* any thread */
 
-/* Sleep until the worker or a wake needs us, at most timeout_ms (-1: for ever). Returns at once
- * when there is already something to progress. */
+/* Before sleeping, for each worker: true when it has something to progress already, so do not
+ * sleep. */
+bool kv_ucx_arm(ucp_worker_h worker);
+
+/* Sleep until an armed worker or a wake needs us, at most timeout_ms (-1: for ever). */
 void kv_ucx_sleep(kv_ucx *u, int timeout_ms);
 
 td_status kv_ucx_map(kv_ucx *u, const kv_options *opt, const td_kv_region *r, ucp_mem_h *out,
@@ -77,6 +87,16 @@ void kv_ucx_transport(ucp_ep_h ep, char name[KV_TRANSPORT_NAME]);
 /* Append the wire form of a descriptor. */
 void kv_descriptor_write(td_buf *out, const td_kv_descriptor *d);
 
+/* One data message: len bytes for offset of a rank's region. */
+typedef struct kv_data {
+    uint64_t stream; /* the endpoint that sends it: a random number */
+    uint64_t offset;
+    uint32_t rank, len;
+} kv_data;
+
+void kv_data_encode(const kv_data *d, unsigned char out[KV_DATA_HEADER_BYTES]);
+td_status kv_data_decode(const void *bytes, size_t n, kv_data *out, td_error *err);
+
 /* TD_INVALID when a worker with `theirs` cannot talk to us. */
 td_status kv_ucx_version_check(uint32_t ours, uint32_t theirs, td_error *err);
 
@@ -87,21 +107,26 @@ typedef struct kv_leg kv_leg; /* one source's part of one push; kv_push.c */
 typedef struct kv_peer {
     struct kv_peer *next;
     td_kv_source *source;
-    td_buf key;    /* worker id, incarnation and descriptor: all must match to be reused */
-    size_t id_len; /* bytes of key that are the worker id */
-    ucp_ep_h ep;   /* NULL: never made, or being closed */
+    td_buf key;          /* worker id, incarnation and descriptor: all must match to be reused */
+    size_t id_len;       /* bytes of key that are the worker id */
+    ucp_worker_h worker; /* of this endpoint alone; NULL: never made, or gone */
+    ucp_ep_h ep;         /* NULL: never made, or being closed */
     int32_t n_ranks;
     ucp_rkey_h rkey[TD_KV_MAX_RANKS];
     uint64_t base[TD_KV_MAX_RANKS];
-    int legs;                 /* that use it */
-    td_usec idle_since;       /* when legs fell to 0 */
-    bool failed;              /* takes no new requests; its endpoint is being closed */
-    bool closed;              /* and is gone, and every request has come back */
-    td_error why;             /* of failed */
-    void *closing;            /* UCX request of the close, while it runs */
-    int requests;             /* posted and not come back, of any kind */
-    td_usec moved_us;         /* last completion, or first post after there was nothing */
-    uint64_t bytes_in_flight; /* of puts */
+    bool by_message;
+    uint64_t stream, messages; /* of data: who we are to the sink, how many we have sent */
+    uint64_t max_put;          /* bytes of one kv_peer_put() */
+    int legs;                  /* that use it */
+    td_usec idle_since;        /* when legs fell to 0 */
+    bool failed;               /* takes no new requests; its endpoint is being closed */
+    bool closed;               /* and is gone, and every request has come back */
+    td_error why;              /* of failed */
+    void *closing;             /* UCX request of the close, while it runs */
+    td_usec closed_ep_us;      /* when it ended */
+    int requests;              /* posted and not come back, of any kind */
+    td_usec moved_us;          /* last completion, or first post after there was nothing */
+    uint64_t bytes_in_flight;  /* of puts */
     uint64_t bytes_posted, bytes_flushed; /* ever; the difference may still be on its way */
     char transport[KV_TRANSPORT_NAME];    /* "" until asked for */
 } kv_peer;
@@ -114,6 +139,8 @@ typedef struct kv_op {
     struct kv_op *next_free;
     uint64_t bytes; /* of a put; of a flush: bytes_posted before it */
     bool is_put;
+    bool busy;                                  /* a put between post and completion */
+    unsigned char header[KV_DATA_HEADER_BYTES]; /* UCX reads it until completion */
     void (*on_done)(struct kv_op *op, ucs_status_t status);
 } kv_op;
 
@@ -140,7 +167,8 @@ struct td_kv_source {
     kv_peer *peers;
     kv_op ops[KV_MAX_IN_FLIGHT], *free_ops;
     uint64_t bytes_in_flight;
-    bool dirty; /* something came back: look at the legs again before sleeping */
+    bool dirty;      /* something came back: look at the legs again before sleeping */
+    uint64_t rounds; /* of the loop */
 };
 
 /* Hand a new leg to the source's thread; any thread. */
@@ -152,8 +180,8 @@ td_status kv_peer_take(td_kv_source *s, td_slice worker_id, uint64_t incarnation
                        td_slice descriptor, kv_peer **out, td_error *err);
 void kv_peer_give(kv_peer *p);
 
-/* Post; completion comes by op->on_done, perhaps before this returns. Failure to post: a status,
- * and on_done will not be called. */
+/* Post at most p->max_put bytes, or a flush, or a notice. Completion comes by op->on_done, perhaps
+ * before this returns. Failure to post: a status, and on_done will not be called. */
 td_status kv_peer_put(kv_peer *p, kv_op *op, const td_kv_put *put, td_error *err);
 td_status kv_peer_flush(kv_peer *p, kv_op *op, td_error *err);
 td_status kv_peer_notify(kv_peer *p, kv_op *op, const unsigned char notice[TD_KV_NOTICE_BYTES],

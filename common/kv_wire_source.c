@@ -1,9 +1,11 @@
-/* kv_wire_source: a prefill rank's thread, its UCX worker and its endpoints.
+/* kv_wire_source: a prefill rank's thread and its endpoints.
  *
  * The thread runs the legs of all pushes (kv_push.c) oldest first, drives UCX, and sleeps when
  * neither has anything to do. An endpoint is made for the first push to a decode worker and kept.
  * Once anything goes wrong on it, it is closed by force and never used again: after a failed put
- * nobody knows what arrived, and the next push gets a new one.
+ * nobody knows what arrived, and the next push gets a new one. Each endpoint has a UCX worker to
+ * itself, so that the new one has a new address: over TCP, UCX crashes when a worker connects again
+ * to a peer that still holds half a connection to it.
  *
  * A close comes in three steps, because UCX calls our error handler from inside progress, where
  * closing is not allowed: kv_peer_fail() marks, peer_step() closes, and `closed` is set when UCX
@@ -13,16 +15,19 @@
 
 #include "common/log.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 enum {
     SOURCE_TICK_MS = 500, /* with endpoints open: keepalive is done inside progress */
     SOURCE_ROUNDS = 64,   /* of progress before the legs are looked at again */
     PEER_IDLE_SECONDS = 60,
     PEER_CLOSE_POLL_US = 1000,
+    PEER_FORGOTTEN_US = 2000000,
 };
 
 /* ------------------------------------------------------------------ peers */
@@ -61,8 +66,10 @@ static td_status peer_connect(kv_peer *p, const td_kv_descriptor *d, td_error *e
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = {.cb = peer_on_error, .arg = p},
     };
-    ucs_status_t us = ucp_ep_create(s->ucx.worker, &params, &p->ep);
-
+    td_status st = kv_ucx_worker_open(&s->ucx, &p->worker, err);
+    if (st != TD_OK)
+        return st;
+    ucs_status_t us = ucp_ep_create(p->worker, &params, &p->ep);
     if (us != UCS_OK) {
         p->ep = NULL;
         return kv_ucx_fail(err, us, "KV transfer: no way to the decode worker by kv-transport %s",
@@ -77,6 +84,24 @@ static td_status peer_connect(kv_peer *p, const td_kv_descriptor *d, td_error *e
         p->base[i] = d->rank[i].base;
         p->n_ranks++;
     }
+    return TD_OK;
+}
+
+/* Hardware writes into CUDA memory; into host memory, over the transports we have there, the sink's
+ * CPU must (see td_kv_method). */
+static td_status peer_choose_method(kv_peer *p, const td_kv_descriptor *d, td_error *err)
+{
+    bool cuda = p->source->region.memory == TD_KV_CUDA;
+    td_kv_method method = p->source->opt.o.method;
+
+    for (int32_t i = 0; i < d->n_ranks; i++)
+        cuda = cuda || d->rank[i].memory == TD_KV_CUDA;
+    p->by_message = method == TD_KV_METHOD_MESSAGE || (method == TD_KV_METHOD_AUTO && !cuda);
+    if (p->by_message && cuda)
+        return td_fail(err, TD_INVALID, "KV messages need host memory on both sides");
+    p->max_put = p->by_message ? KV_DATA_MAX_BYTES : UINT64_MAX;
+    if (p->by_message && getrandom(&p->stream, sizeof p->stream, 0) != sizeof p->stream)
+        return td_fail(err, TD_IO, "KV transfer: getrandom: %s", strerror(errno));
     return TD_OK;
 }
 
@@ -126,7 +151,9 @@ td_status kv_peer_take(td_kv_source *s, td_slice worker_id, uint64_t incarnation
     p->id_len = worker_id.len;
     p->next = s->peers;
     s->peers = p;
-    st = peer_connect(p, &d, err);
+    st = peer_choose_method(p, &d, err);
+    if (st == TD_OK)
+        st = peer_connect(p, &d, err);
     if (st != TD_OK) {
         p->failed = true; /* in the list, so that what was opened gets closed */
         s->dirty = true;
@@ -157,6 +184,7 @@ static void op_count(kv_op *op, int sign)
     kv_peer *p = op->peer;
 
     p->requests += sign;
+    op->busy = sign > 0;
     if (op->is_put) {
         p->bytes_in_flight += sign > 0 ? op->bytes : 0 - op->bytes;
         p->source->bytes_in_flight += sign > 0 ? op->bytes : 0 - op->bytes;
@@ -212,25 +240,53 @@ static ucp_request_param_t op_param(kv_op *op)
     };
 }
 
-td_status kv_peer_put(kv_peer *p, kv_op *op, const td_kv_put *put, td_error *err)
+static ucs_status_ptr_t peer_write(kv_peer *p, kv_op *op, const td_kv_put *put)
 {
     td_kv_source *s = p->source;
     ucp_request_param_t param = op_param(op);
+    const char *from = (const char *)s->region.base + put->src_offset;
 
-    td_assert(put->dst_rank < p->n_ranks && put->src_offset + put->bytes <= s->region.bytes);
     param.op_attr_mask |=
         UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FLAG_MULTI_SEND;
     param.memh = s->memh;
     param.memory_type = kv_ucx_memory(s->region.memory);
+    return ucp_put_nbx(p->ep, from, put->bytes, p->base[put->dst_rank] + put->dst_offset,
+                       p->rkey[put->dst_rank], &param);
+}
+
+static ucs_status_ptr_t peer_send_data(kv_peer *p, kv_op *op, const td_kv_put *put)
+{
+    ucp_request_param_t param = op_param(op);
+    const kv_data d = {
+        .stream = p->stream,
+        .offset = put->dst_offset,
+        .rank = (uint32_t)put->dst_rank,
+        .len = (uint32_t)put->bytes,
+    };
+
+    kv_data_encode(&d, op->header);
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = UCP_AM_SEND_FLAG_EAGER;
+    return ucp_am_send_nbx(p->ep, KV_AM_DATA, op->header, KV_DATA_HEADER_BYTES,
+                           (const char *)p->source->region.base + put->src_offset, put->bytes,
+                           &param);
+}
+
+td_status kv_peer_put(kv_peer *p, kv_op *op, const td_kv_put *put, td_error *err)
+{
+    td_assert(put->dst_rank < p->n_ranks && put->bytes <= p->max_put);
+    td_assert(put->src_offset + put->bytes <= p->source->region.bytes);
     op->is_put = true;
     op->bytes = put->bytes;
     op_begin(p, op);
-    p->bytes_posted += put->bytes;
-    return op_posted(op,
-                     ucp_put_nbx(p->ep, (const char *)s->region.base + put->src_offset, put->bytes,
-                                 p->base[put->dst_rank] + put->dst_offset, p->rkey[put->dst_rank],
-                                 &param),
-                     "starting a put", err);
+    ucs_status_ptr_t r = p->by_message ? peer_send_data(p, op, put) : peer_write(p, op, put);
+    td_status st = op_posted(op, r, "starting a put", err);
+
+    if (st == TD_OK) {
+        p->bytes_posted += put->bytes;
+        p->messages += p->by_message;
+    }
+    return st;
 }
 
 td_status kv_peer_flush(kv_peer *p, kv_op *op, td_error *err)
@@ -290,6 +346,32 @@ static void peer_close(kv_peer *p)
     p->source->dirty = true;
 }
 
+/* The endpoint is gone. Its requests have come back with it, except where UCX forgets some (1.13,
+ * when it emulates puts): they are waited for a while, and are over at the latest with the worker.
+ */
+static void peer_try_finish(kv_peer *p, td_usec now)
+{
+    td_kv_source *s = p->source;
+
+    if (p->closed_ep_us == 0)
+        p->closed_ep_us = now;
+    if (p->requests > 0 && now - p->closed_ep_us < PEER_FORGOTTEN_US)
+        return;
+    for (int32_t i = 0; i < p->n_ranks; i++)
+        ucp_rkey_destroy(p->rkey[i]);
+    if (p->worker)
+        kv_ucx_worker_close(p->worker);
+    p->worker = NULL;
+    if (p->requests > 0)
+        td_warn("kv_requests_forgotten", "worker=%.*s rank=%d requests=%d", (int)p->id_len,
+                p->key.ptr, s->rank, p->requests);
+    for (int i = 0; i < KV_MAX_IN_FLIGHT; i++)
+        if (s->ops[i].busy && s->ops[i].peer == p)
+            op_done(&s->ops[i], UCS_ERR_CANCELED);
+    p->closed = true;
+    s->dirty = true;
+}
+
 /* Move a peer along; true when it can be freed. */
 static bool peer_step(kv_peer *p, td_usec now, td_usec *deadline)
 {
@@ -315,14 +397,10 @@ static bool peer_step(kv_peer *p, td_usec now, td_usec *deadline)
         ucp_request_free(p->closing);
         p->closing = NULL;
     }
-    if (p->closing && now + PEER_CLOSE_POLL_US < *deadline)
-        *deadline = now + PEER_CLOSE_POLL_US; /* its end wakes nobody */
-    if (!p->closed && !p->closing && p->requests == 0) {
-        for (int32_t i = 0; i < p->n_ranks; i++)
-            ucp_rkey_destroy(p->rkey[i]);
-        p->closed = true;
-        p->source->dirty = true;
-    }
+    if (!p->closed && !p->closing)
+        peer_try_finish(p, now);
+    if (!p->closed && now + PEER_CLOSE_POLL_US < *deadline)
+        *deadline = now + PEER_CLOSE_POLL_US; /* the end of a close wakes nobody */
     return p->closed && p->legs == 0;
 }
 
@@ -388,10 +466,24 @@ static void source_step_legs(td_kv_source *s, td_usec *deadline)
 
 static void source_progress(td_kv_source *s)
 {
-    for (int i = 0; i < SOURCE_ROUNDS; i++)
-        if (ucp_worker_progress(s->ucx.worker) == 0)
-            return;
-    s->dirty = true; /* there is more */
+    for (kv_peer *p = s->peers; p; p = p->next) {
+        int i = 0;
+
+        while (p->worker && i < SOURCE_ROUNDS && ucp_worker_progress(p->worker) != 0)
+            i++;
+        if (i == SOURCE_ROUNDS)
+            s->dirty = true; /* there is more */
+    }
+}
+
+static bool source_arm(td_kv_source *s)
+{
+    bool busy = false;
+
+    for (kv_peer *p = s->peers; p; p = p->next)
+        if (p->worker && kv_ucx_arm(p->worker))
+            busy = true;
+    return busy;
 }
 
 static int source_timeout(const td_kv_source *s, td_usec deadline)
@@ -403,6 +495,14 @@ static int source_timeout(const td_kv_source *s, td_usec deadline)
         return limit;
     td_usec ms = deadline <= now ? 0 : (deadline - now) / TD_USEC_PER_MSEC + 1;
     return limit >= 0 && ms > limit ? limit : (int)(ms > 3600000 ? 3600000 : ms);
+}
+
+static bool source_peers_closed(const td_kv_source *s)
+{
+    for (const kv_peer *p = s->peers; p; p = p->next)
+        if (!p->closed)
+            return false;
+    return true;
 }
 
 static void source_run(td_kv_source *s)
@@ -421,11 +521,12 @@ static void source_run(td_kv_source *s)
         }
         source_step_legs(s, &deadline);
         peers_step(s, td_now_us(), &deadline);
-        if (stop && !s->legs && !s->peers)
+        if (stop && !s->legs && source_peers_closed(s))
             return;
         source_progress(s);
+        s->rounds++;
         if (!s->dirty)
-            kv_ucx_sleep(&s->ucx, source_timeout(s, deadline));
+            kv_ucx_sleep(&s->ucx, source_arm(s) ? 0 : source_timeout(s, deadline));
     }
 }
 
@@ -464,7 +565,7 @@ static void *source_main(void *arg)
 
 static void source_free(td_kv_source *s)
 {
-    kv_ucx_close_wake(&s->ucx);
+    kv_ucx_close_fds(&s->ucx);
     pthread_cond_destroy(&s->started);
     pthread_mutex_destroy(&s->mutex);
     free(s);
@@ -503,7 +604,7 @@ td_status td_kv_source_open(const td_kv_wire_options *opt, const td_kv_geometry 
     }
     st = kv_options_init(&s->opt, opt, err);
     if (st == TD_OK)
-        st = kv_ucx_open_wake(&s->ucx, err);
+        st = kv_ucx_open_fds(&s->ucx, err);
     if (st != TD_OK) {
         free(s);
         return st;

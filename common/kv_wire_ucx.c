@@ -1,19 +1,22 @@
 /* kv_wire_ucx: UCX set up the one way both ends need it, and its statuses in our words.
  *
  * Settings come from our options and are applied over whatever UCX_* variables say, because a stray
- * variable in one pod would otherwise change failure behaviour there alone. Shared memory
- * transports need their ERROR_HANDLING switch, or UCX leaves them out without a word in peer
- * failure mode. */
+ * variable in one pod would otherwise change failure behaviour there alone.
+ *
+ * "auto" is all that UCX has but its shared memory queues (posix, sysv). All senders of a process
+ * write into one queue of the receiver; one that is killed between reserving a slot and filling it
+ * blocks that queue for good, and with it every other sender. "shm" asks for them all the same, and
+ * for their ERROR_HANDLING switch, without which UCX leaves them out in peer failure mode. */
 #include "common/kv_wire_impl.h"
 
 #include "common/log.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -95,13 +98,14 @@ static td_status kv_ucx_set(ucp_config_t *config, const char *name, const char *
 static td_status kv_ucx_configure(ucp_config_t *config, const kv_options *opt, bool cuda,
                                   td_error *err)
 {
-    const char *tls = "all";
+    bool shm = strcmp(opt->transport, "shm") == 0;
+    const char *tls = "^posix,sysv,self";
     char keepalive[32];
 
-    if (strcmp(opt->transport, "shm") == 0)
-        tls = cuda ? "posix,sysv,cma,self,cuda_copy,cuda_ipc" : "posix,sysv,cma,self";
+    if (shm)
+        tls = cuda ? "posix,sysv,cma,cuda_copy,cuda_ipc" : "posix,sysv,cma";
     else if (strcmp(opt->transport, "tcp") == 0)
-        tls = cuda ? "tcp,self,cuda_copy" : "tcp,self";
+        tls = cuda ? "tcp,cuda_copy" : "tcp";
     snprintf(keepalive, sizeof keepalive, "%lldus", (long long)opt->o.keepalive_us);
 
     const struct {
@@ -110,23 +114,20 @@ static td_status kv_ucx_configure(ucp_config_t *config, const kv_options *opt, b
         {"TLS", tls},
         {"NET_DEVICES", opt->net_devices[0] ? opt->net_devices : "all"},
         {"KEEPALIVE_INTERVAL", keepalive},
-        {"POSIX_ERROR_HANDLING", "y"},
-        {"SYSV_ERROR_HANDLING", "y"},
+        {"MM_ERROR_HANDLING", "y"}, /* last: not for transports that have no such setting */
     };
-    bool shm = strcmp(opt->transport, "tcp") != 0;
+    size_t n = sizeof settings / sizeof settings[0] - (shm ? 0 : 1);
 
-    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
-        /* UCX warns about settings of transports that it does not open. */
-        if (strstr(settings[i].name, "ERROR_HANDLING") && !shm)
-            continue;
+    for (size_t i = 0; i < n; i++) {
         td_status st = kv_ucx_set(config, settings[i].name, settings[i].value, err);
+
         if (st != TD_OK)
             return st;
     }
     return TD_OK;
 }
 
-static td_status kv_ucx_open_context(kv_ucx *u, const kv_options *opt, bool cuda, td_error *err)
+td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, bool cuda, td_error *err)
 {
     ucp_config_t *config;
     ucs_status_t s = ucp_config_read(NULL, NULL, &config);
@@ -150,54 +151,64 @@ static td_status kv_ucx_open_context(kv_ucx *u, const kv_options *opt, bool cuda
     return st;
 }
 
-td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, bool cuda, td_error *err)
+void kv_ucx_close(kv_ucx *u)
 {
-    td_status st = kv_ucx_open_context(u, opt, cuda, err);
-    if (st != TD_OK)
-        return st;
+    ucp_cleanup(u->context);
+}
 
+td_status kv_ucx_worker_open(kv_ucx *u, ucp_worker_h *out, td_error *err)
+{
     ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
         .thread_mode = UCS_THREAD_MODE_SINGLE,
     };
-    ucs_status_t s = ucp_worker_create(u->context, &params, &u->worker);
-    if (s != UCS_OK) {
-        st = kv_ucx_fail(err, s, "KV transfer: creating a UCX worker");
-        goto close_context;
-    }
-    s = ucp_worker_get_efd(u->worker, &u->ucx_fd);
-    if (s != UCS_OK) {
-        st = kv_ucx_fail(err, s, "KV transfer: a UCX worker without wakeup");
-        goto close_worker;
-    }
-    return TD_OK;
+    struct epoll_event event = {.events = EPOLLIN};
+    ucp_worker_h worker;
+    int fd; /* UCX owns it */
+    ucs_status_t s = ucp_worker_create(u->context, &params, &worker);
 
-close_worker:
-    ucp_worker_destroy(u->worker);
-close_context:
-    ucp_cleanup(u->context);
-    return st;
+    if (s != UCS_OK)
+        return kv_ucx_fail(err, s, "KV transfer: creating a UCX worker");
+    s = ucp_worker_get_efd(worker, &fd);
+    if (s != UCS_OK) {
+        ucp_worker_destroy(worker);
+        return kv_ucx_fail(err, s, "KV transfer: a UCX worker without wakeup");
+    }
+    if (epoll_ctl(u->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        ucp_worker_destroy(worker);
+        return td_fail(err, TD_IO, "KV transfer: epoll: %s", strerror(errno));
+    }
+    *out = worker;
+    return TD_OK;
 }
 
-void kv_ucx_close(kv_ucx *u)
+void kv_ucx_worker_close(ucp_worker_h worker)
 {
-    ucp_worker_destroy(u->worker);
-    ucp_cleanup(u->context);
+    ucp_worker_destroy(worker); /* closing its fd takes it out of the epoll set */
 }
 
 /* ------------------------------------------------------------------ sleeping and waking */
 
-td_status kv_ucx_open_wake(kv_ucx *u, td_error *err)
+td_status kv_ucx_open_fds(kv_ucx *u, td_error *err)
 {
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = 1};
+
+    u->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (u->wake_fd < 0)
-        return td_fail(err, TD_IO, "KV transfer: eventfd: %s", strerror(errno));
-    return TD_OK;
+    if (u->epoll_fd >= 0 && u->wake_fd >= 0 &&
+        epoll_ctl(u->epoll_fd, EPOLL_CTL_ADD, u->wake_fd, &event) == 0)
+        return TD_OK;
+    td_fail(err, TD_IO, "KV transfer: eventfd and epoll: %s", strerror(errno));
+    kv_ucx_close_fds(u);
+    return TD_IO;
 }
 
-void kv_ucx_close_wake(kv_ucx *u)
+void kv_ucx_close_fds(kv_ucx *u)
 {
-    close(u->wake_fd);
+    if (u->wake_fd >= 0)
+        close(u->wake_fd);
+    if (u->epoll_fd >= 0)
+        close(u->epoll_fd);
 }
 
 void kv_ucx_wake(const kv_ucx *u)
@@ -210,20 +221,21 @@ void kv_ucx_wake(const kv_ucx *u)
     while (n < 0 && errno == EINTR);
 }
 
+bool kv_ucx_arm(ucp_worker_h worker)
+{
+    return ucp_worker_arm(worker) != UCS_OK; /* BUSY: something came in since the last progress */
+}
+
 void kv_ucx_sleep(kv_ucx *u, int timeout_ms)
 {
-    struct pollfd fds[2] = {
-        {.fd = u->wake_fd, .events = POLLIN},
-        {.fd = u->ucx_fd, .events = POLLIN},
-    };
-    ucs_status_t s = ucp_worker_arm(u->worker);
+    struct epoll_event events[8];
+    int n = epoll_wait(u->epoll_fd, events, 8, timeout_ms);
 
-    if (s == UCS_ERR_BUSY)
-        timeout_ms = 0; /* something came in since the last progress; still look at wake_fd */
-    if (poll(fds, 2, timeout_ms) > 0 && fds[0].revents) {
+    for (int i = 0; i < n; i++) {
         uint64_t count;
 
-        while (read(u->wake_fd, &count, sizeof count) < 0 && errno == EINTR)
+        while (events[i].data.fd == 1 && read(u->wake_fd, &count, sizeof count) < 0 &&
+               errno == EINTR)
             ;
     }
 }

@@ -204,14 +204,6 @@ unsigned char *kv_world_src_region(const kv_world *w, int32_t rank)
     return region;
 }
 
-static bool all_poison(const unsigned char *p, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (p[i] != KV_POISON)
-            return false;
-    return true;
-}
-
 /* Put what must be in rank's region into image; a partial row may be either, so it follows `got`.
  */
 static void expect_request(const kv_world *w, int i, int32_t rank, const unsigned char *got,
@@ -229,10 +221,11 @@ static void expect_request(const kv_world *w, int i, int32_t rank, const unsigne
 
                     if (g->windowed[layer] && pos < n - (g->window - 1))
                         continue; /* out of the window: must not be moved */
-                    if (expect == KV_PARTIAL && all_poison(got + at, row_bytes(g)))
-                        continue;
                     row_content(w, i, layer, rank * g->heads_local + head, side, pos, image + at,
                                 row_bytes(g));
+                    for (size_t b = 0; expect == KV_PARTIAL && b < row_bytes(g); b++)
+                        if (got[at + b] == KV_POISON)
+                            image[at + b] = KV_POISON;
                 }
 }
 

@@ -19,6 +19,7 @@ typedef struct kv_scenario {
     int32_t min_tokens, max_tokens; /* per prompt, drawn from the seed */
     int32_t chunk;                  /* of prefill */
     /* Options of the wire. */
+    int32_t method; /* td_kv_method */
     int32_t verify;
     uint32_t fail_put_number;
     int64_t stall_us;
@@ -52,7 +53,7 @@ unsigned char *kv_world_dst_region(const kv_world *w);
 typedef enum kv_expect {
     KV_ABSENT,  /* nothing of this request may be there */
     KV_LANDED,  /* all of it must be */
-    KV_PARTIAL, /* each row is either untouched or right */
+    KV_PARTIAL, /* each byte is either untouched or right */
 } kv_expect;
 
 /* Compare all destination ranks' regions with what must be there, byte by byte. Returns the number
