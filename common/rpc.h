@@ -149,7 +149,8 @@ void rpc_push_reset(rpc_push *p);
 /* Messages and bytes waiting, the one being sent included. From any thread; either may be NULL. */
 void rpc_push_load(const rpc_push *p, size_t *n_messages, size_t *n_bytes);
 
-/* Wait until all that was sent before is with the operating system. TD_DEADLINE, TD_UNAVAILABLE. */
+/* Wait until all that was sent before is with the operating system, as before a close at the end of
+ * a process. TD_DEADLINE; TD_UNAVAILABLE: dead. */
 TD_MUST_CHECK td_status rpc_push_flush(rpc_push *p, uint32_t timeout_ms);
 
 /* ---- pull ---- */

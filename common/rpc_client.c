@@ -1,286 +1,314 @@
-/* A REQ socket with one context for each call in flight.
+/* Calls over one connection, told apart by the request ids that the replies bring back.
  *
- * A slot is a context and its aio. It goes IDLE -> SENDING (waiting for a connection, or for the
- * one there is to take the request) -> RECEIVING -> IDLE; one deadline covers both waits. Slots are
- * made when needed and kept. Idle ones queue first in, first out: see client_early().
- *
- * REQ resends by itself, after a time and at once when a connection is lost: a server that died
- * with a request would get it again when it is back. NNG_OPT_REQ_RESENDTIME infinite turns off
- * both, and a lost connection then ends the calls on it with NNG_ECONNRESET. */
+ * A call waits (for a connection), then is sent, then ends: by its reply, its deadline, the end of
+ * the connection or of the client. Whoever takes it out of its slot, under the lock, calls its
+ * callback, so that is called once. A request is given to one connection only, ever. */
 #include "common/rpc.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include <nng/nng.h>
-#include <nng/protocol/reqrep0/req.h>
-
 #include "common/clock.h"
-#include "common/rpc_nng.h"
+#include "common/rpc_link.h"
 
-enum { DEFAULT_CALLS = 4096 };
+enum { DEFAULT_CALLS = 4096, MOST_CALLS = 1 << 16, FIRST_SLOTS = 16 };
 
-typedef enum slot_state { SLOT_IDLE, SLOT_SENDING, SLOT_RECEIVING } slot_state;
+/* A request id: 1, 15 bits that change with each use of the slot, 16 bits of the slot's number. */
+enum { SLOT_BITS = 16, SLOT_MASK = MOST_CALLS - 1, NO_SLOT = UINT32_MAX };
 
 typedef struct client_slot {
-    rpc_client *client;
-    nng_ctx ctx;
-    nng_aio *aio;
-    slot_state state;
+    bool used;
+    uint32_t id;   /* of the call in it, or the last one */
+    uint32_t conn; /* that has the request; 0: it waits in `frame` */
+    rpc_frame *frame;
     td_usec deadline;
     rpc_reply_fn cb;
     void *user;
-    struct client_slot *next_idle, *next; /* next: of all slots */
+    uint32_t next; /* free, or waiting for a connection */
 } client_slot;
 
 struct rpc_client {
-    rpc_client_options opt; /* its url is ours below */
-    char *url;
-    nng_socket sock; /* id 0: none yet */
-    rpc_peers peers;
-    pthread_mutex_t lock; /* of all below, and of the slots */
-    bool closing;
-    uint32_t n_slots;
+    rpc_link link; /* first: a link of a client is the client. Its lock is of all below */
+    rpc_client_options opt;
     client_slot *slots;
-    client_slot *idle_first, *idle_last;
+    uint32_t n_slots, n_calls;
+    uint32_t free_first, free_last; /* first in, first out: an id comes again as late as can be */
+    uint32_t wait_first, wait_last;
 };
 
-static void idle_append(rpc_client *c, client_slot *slot)
+/* What is left of a call once it is out of its slot. */
+typedef struct ended_call {
+    rpc_reply_fn cb;
+    void *user;
+} ended_call;
+
+static void call_tell(ended_call call, td_status st, const void *bytes, size_t n)
 {
-    slot->state = SLOT_IDLE;
-    slot->next_idle = NULL;
-    if (c->idle_last != NULL)
-        c->idle_last->next_idle = slot;
+    rpc_callback_enter();
+    call.cb(call.user, st, bytes, n);
+    rpc_callback_leave();
+}
+
+/* ---- slots; lock held in all of it ---- */
+
+static void list_append(client_slot *slots, uint32_t *first, uint32_t *last, uint32_t i)
+{
+    slots[i].next = NO_SLOT;
+    if (*first == NO_SLOT)
+        *first = i;
     else
-        c->idle_first = slot;
-    c->idle_last = slot;
+        slots[*last].next = i;
+    *last = i;
 }
 
-static client_slot *idle_take(rpc_client *c)
+static uint32_t list_take(client_slot *slots, uint32_t *first)
 {
-    client_slot *slot = c->idle_first;
+    uint32_t i = *first;
 
-    if (slot == NULL)
-        return NULL;
-    c->idle_first = slot->next_idle;
-    if (c->idle_first == NULL)
-        c->idle_last = NULL;
-    return slot;
+    *first = slots[i].next;
+    return i;
 }
 
-/* NNG's expiry thread can cancel the operation that follows the one that it meant, when that ended
- * at the same moment. The slot queue makes it unlikely; the clock tells it from a deadline. The
- * request may have been executed, so it ends as if its connection had been lost. */
-static bool client_early(const client_slot *slot)
+static bool slots_grow(rpc_client *c)
 {
-    return td_now_us() < slot->deadline - 2 * TD_USEC_PER_MSEC;
-}
+    uint32_t n = c->n_slots == 0 ? FIRST_SLOTS : c->n_slots * 2;
+    client_slot *slots;
 
-static td_status client_status(const client_slot *slot, int rv)
-{
-    if (rv != 0 && slot->client->closing)
-        return TD_CANCELED;
-    switch (rv) {
-    case 0: return TD_OK;
-    case NNG_ETIMEDOUT: return client_early(slot) ? TD_UNAVAILABLE : TD_DEADLINE;
-    case NNG_ENOMEM: return TD_NOMEM;
-    default: return TD_UNAVAILABLE;
-    }
-}
-
-/* The request is with a connection; wait for the reply. Lock held. False: it is over, with *rv. */
-static bool slot_receive(client_slot *slot, int *rv)
-{
-    td_usec left = slot->deadline - td_now_us();
-
-    if (slot->client->closing || left <= 0) {
-        *rv = NNG_ETIMEDOUT;
+    if (n > c->opt.max_calls)
+        n = c->opt.max_calls;
+    slots = realloc(c->slots, n * sizeof *slots);
+    if (slots == NULL)
         return false;
+    c->slots = slots;
+    for (uint32_t i = c->n_slots; i < n; i++) {
+        slots[i] = (client_slot){.id = UINT32_C(1) << 31 | i};
+        list_append(slots, &c->free_first, &c->free_last, i);
     }
-    slot->state = SLOT_RECEIVING;
-    nng_aio_set_timeout(slot->aio, (nng_duration)(left / TD_USEC_PER_MSEC + 1));
-    nng_ctx_recv(slot->ctx, slot->aio);
+    c->n_slots = n;
     return true;
 }
 
-static void slot_on_aio(void *arg)
+static client_slot *slot_of(rpc_client *c, uint32_t id)
 {
-    client_slot *slot = arg;
-    rpc_client *c = slot->client;
-    nng_msg *msg = NULL;
-    rpc_reply_fn cb;
-    td_status st;
-    void *user;
-    int rv;
+    uint32_t i = id & SLOT_MASK;
 
-    pthread_mutex_lock(&c->lock);
-    rv = nng_aio_result(slot->aio);
-    if (rv == 0 && slot->state == SLOT_SENDING) {
-        if (slot_receive(slot, &rv)) {
-            pthread_mutex_unlock(&c->lock);
-            return;
-        }
-    } else if (rv == 0) {
-        msg = nng_aio_get_msg(slot->aio);
-        nng_aio_set_msg(slot->aio, NULL);
-    } else {
-        rpc_nng_drop_msg(slot->aio);
-    }
-    st = client_status(slot, rv);
-    cb = slot->cb;
-    user = slot->user;
-    /* Idle before cb, so that cb can make the next call within the bound; the slot is not ours any
-     * more then. */
-    idle_append(c, slot);
-    pthread_mutex_unlock(&c->lock);
-
-    rpc_callback_enter();
-    cb(user, st, msg != NULL ? nng_msg_body(msg) : NULL, msg != NULL ? nng_msg_len(msg) : 0);
-    rpc_callback_leave();
-    if (msg != NULL)
-        nng_msg_free(msg);
+    return i < c->n_slots && c->slots[i].used && c->slots[i].id == id ? &c->slots[i] : NULL;
 }
 
-/* Lock held. */
-static client_slot *slot_create(rpc_client *c)
+static void wait_remove(rpc_client *c, uint32_t i)
 {
-    client_slot *slot = calloc(1, sizeof *slot);
+    uint32_t before = NO_SLOT, at = c->wait_first;
 
-    if (slot == NULL)
-        return NULL;
-    slot->client = c;
-    if (nng_aio_alloc(&slot->aio, slot_on_aio, slot) != 0) {
-        free(slot);
-        return NULL;
-    }
-    if (nng_ctx_open(&slot->ctx, c->sock) != 0) {
-        nng_aio_free(slot->aio); /* never used: has no callback to wait for */
-        free(slot);
-        return NULL;
-    }
-    slot->next = c->slots;
-    c->slots = slot;
-    c->n_slots++;
-    return slot;
+    for (; at != i; at = c->slots[at].next)
+        before = at;
+    if (before == NO_SLOT)
+        c->wait_first = c->slots[i].next;
+    else
+        c->slots[before].next = c->slots[i].next;
+    if (c->wait_last == i)
+        c->wait_last = before;
 }
 
-static void client_on_peer(void *owner, uint32_t peer, bool up)
+static ended_call slot_end(rpc_client *c, client_slot *slot)
 {
-    rpc_client *c = owner;
+    ended_call call = {slot->cb, slot->user};
+    uint32_t i = (uint32_t)(slot - c->slots), use = slot->id >> SLOT_BITS;
+    rpc_conn *conn;
 
-    (void)peer;
+    if (slot->conn == 0) {
+        wait_remove(c, i);
+        rpc_frame_free(slot->frame);
+    } else if ((conn = rpc_link_find(&c->link, slot->conn)) != NULL) {
+        rpc_frame_free(rpc_conn_unsend(conn, slot->id)); /* past its deadline it is not sent */
+    }
+    slot->used = false;
+    slot->frame = NULL;
+    slot->id = ((use + 1) | UINT32_C(1) << 15) << SLOT_BITS | i;
+    c->n_calls--;
+    list_append(c->slots, &c->free_first, &c->free_last, i);
+    return call;
+}
+
+/* ---- the link's side ---- */
+
+static void client_on_up(rpc_link *link, rpc_conn *conn)
+{
+    rpc_client *c = (rpc_client *)link;
+
+    pthread_mutex_lock(&link->lock);
+    while (c->wait_first != NO_SLOT && !conn->failed) {
+        client_slot *slot = &c->slots[list_take(c->slots, &c->wait_first)];
+
+        slot->conn = conn->id;
+        rpc_conn_send(conn, slot->frame);
+        slot->frame = NULL;
+    }
+    pthread_mutex_unlock(&link->lock);
     if (c->opt.on_peer != NULL)
-        c->opt.on_peer(c->opt.user, up);
+        c->opt.on_peer(c->opt.user, true);
 }
+
+/* End the calls that a connection had (0: of any, and waiting ones), and whose deadline has come.
+ * Returns the earliest deadline of the others. Lock not held. */
+static td_usec client_end_calls(rpc_client *c, uint32_t conn, td_usec now, td_status st)
+{
+    td_usec next = TD_USEC_NEVER;
+
+    pthread_mutex_lock(&c->link.lock);
+    for (uint32_t i = 0; i < c->n_slots && c->n_calls > 0; i++) {
+        client_slot *slot = &c->slots[i]; /* anew each time: a callback may make them grow */
+        ended_call call;
+
+        if (!slot->used || (conn != 0 && slot->conn != conn))
+            continue;
+        if (slot->deadline > now) {
+            next = slot->deadline < next ? slot->deadline : next;
+            continue;
+        }
+        call = slot_end(c, slot);
+        pthread_mutex_unlock(&c->link.lock);
+        call_tell(call, st, NULL, 0);
+        pthread_mutex_lock(&c->link.lock);
+    }
+    pthread_mutex_unlock(&c->link.lock);
+    return next;
+}
+
+static void client_on_down(rpc_link *link, rpc_conn *conn)
+{
+    rpc_client *c = (rpc_client *)link;
+
+    client_end_calls(c, conn->id, TD_USEC_NEVER, TD_UNAVAILABLE);
+    if (c->opt.on_peer != NULL)
+        c->opt.on_peer(c->opt.user, false);
+}
+
+static bool client_on_message(rpc_link *link, rpc_conn *conn, const unsigned char *bytes, size_t n)
+{
+    rpc_client *c = (rpc_client *)link;
+    uint32_t id;
+    client_slot *slot;
+    ended_call call;
+
+    if (n < 4)
+        return false;
+    id = (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
+    pthread_mutex_lock(&link->lock);
+    slot = slot_of(c, id);
+    if (slot == NULL || slot->conn != conn->id) {
+        pthread_mutex_unlock(&link->lock);
+        return true; /* past its deadline */
+    }
+    call = slot_end(c, slot);
+    pthread_mutex_unlock(&link->lock);
+    call_tell(call, TD_OK, bytes + 4, n - 4);
+    return true;
+}
+
+static td_usec client_on_tick(rpc_link *link, td_usec now)
+{
+    return client_end_calls((rpc_client *)link, 0, now, TD_DEADLINE);
+}
+
+static const rpc_end_ops client_ops = {
+    .self = RPC_SP_REQ,
+    .peer = RPC_SP_REP,
+    .route_room = 4,
+    .single = true,
+    .on_up = client_on_up,
+    .on_down = client_on_down,
+    .on_message = client_on_message,
+    .on_tick = client_on_tick,
+};
+
+/* ---- the user's side ---- */
 
 td_status rpc_client_open(const rpc_client_options *opt, rpc_client **out, td_error *err)
 {
     rpc_client *c = calloc(1, sizeof *c);
     td_status st;
-    int rv;
 
     if (c == NULL)
         return td_fail(err, TD_NOMEM, "rpc client of '%s': no memory", opt->url);
     c->opt = *opt;
     if (c->opt.max_calls == 0)
         c->opt.max_calls = DEFAULT_CALLS;
+    if (c->opt.max_calls > MOST_CALLS)
+        c->opt.max_calls = MOST_CALLS;
     if (c->opt.max_message_bytes == 0)
         c->opt.max_message_bytes = RPC_MAX_MESSAGE_BYTES;
-    pthread_mutex_init(&c->lock, NULL);
-    rpc_peers_init(&c->peers, true, client_on_peer, c);
-    c->url = strdup(opt->url);
-    if (c->url == NULL) {
-        st = td_fail(err, TD_NOMEM, "rpc client of '%s': no memory", opt->url);
-        goto fail;
-    }
-    rv = nng_req0_open(&c->sock);
-    if (rv == 0) /* before any context, which takes it from the socket */
-        rv = nng_socket_set_ms(c->sock, NNG_OPT_REQ_RESENDTIME, NNG_DURATION_INFINITE);
-    if (rv == 0)
-        rv = rpc_peers_watch(&c->peers, c->sock);
-    if (rv != 0) {
-        st = rpc_nng_fail(err, rv, "rpc client of '%s'", opt->url);
-        goto fail;
-    }
+    c->free_first = c->free_last = c->wait_first = c->wait_last = NO_SLOT;
+    st = rpc_link_init(&c->link, &client_ops, opt->url, c->opt.max_message_bytes, err);
     *out = c; /* before the first callback, which may want it */
-    st = rpc_nng_dial(c->sock, opt->url, c->opt.max_message_bytes, err);
     if (st == TD_OK)
-        return TD_OK;
-    *out = NULL;
-
-fail:
-    rpc_client_close(c);
+        st = rpc_link_start(&c->link, false, err);
+    if (st != TD_OK) {
+        *out = NULL;
+        rpc_client_close(c);
+    }
     return st;
 }
 
 void rpc_client_close(rpc_client *c)
 {
-    client_slot *next;
-
     if (c == NULL)
         return;
     rpc_not_in_callback(__func__);
-    rpc_peers_close(&c->peers);
-    pthread_mutex_lock(&c->lock);
-    c->closing = true;
-    pthread_mutex_unlock(&c->lock);
-    /* No operation starts and no slot is added from here on. */
-    for (client_slot *s = c->slots; s != NULL; s = s->next)
-        nng_aio_stop(s->aio);
-    for (client_slot *s = c->slots; s != NULL; s = next) {
-        next = s->next;
-        td_assert(s->state == SLOT_IDLE);
-        nng_aio_free(s->aio);
-        nng_ctx_close(s->ctx);
-        free(s);
-    }
-    if (c->sock.id != 0)
-        nng_close(c->sock);
-    rpc_peers_fini(&c->peers);
-    pthread_mutex_destroy(&c->lock);
-    free(c->url);
+    rpc_link_close(&c->link);
+    client_end_calls(c, 0, TD_USEC_NEVER, TD_CANCELED);
+    rpc_link_fini(&c->link);
+    free(c->slots);
     free(c);
 }
 
 td_status rpc_client_call(rpc_client *c, const void *bytes, size_t n, uint32_t timeout_ms,
                           rpc_reply_fn cb, void *user, td_error *err)
 {
-    uint32_t ms = timeout_ms > INT32_MAX ? INT32_MAX : timeout_ms > 0 ? timeout_ms : 1;
-    client_slot *slot = NULL;
+    const char *url = c->link.name;
+    static const unsigned char no_id[4];
     td_status st = TD_OK;
-    nng_msg *msg;
+    client_slot *slot;
+    rpc_frame *frame;
+    rpc_conn *conn;
 
     if (n > c->opt.max_message_bytes)
-        return td_fail(err, TD_TOOLARGE, "request of %zu bytes to %s: at most %zu", n, c->url,
+        return td_fail(err, TD_TOOLARGE, "request of %zu bytes to %s: at most %zu", n, url,
                        c->opt.max_message_bytes);
-    msg = rpc_nng_message(bytes, n);
-    if (msg == NULL)
-        return td_fail(err, TD_NOMEM, "request of %zu bytes to %s: no memory", n, c->url);
+    frame = rpc_frame_make(&c->link, 0, no_id, sizeof no_id, bytes, n);
+    if (frame == NULL)
+        return td_fail(err, TD_NOMEM, "request of %zu bytes to %s: no memory", n, url);
 
-    pthread_mutex_lock(&c->lock);
-    if (c->closing) {
-        st = td_fail(err, TD_CANCELED, "request to %s: its client is being closed", c->url);
+    pthread_mutex_lock(&c->link.lock);
+    if (c->link.closing)
+        st = td_fail(err, TD_CANCELED, "request to %s: its client is being closed", url);
+    else if (c->n_calls >= c->opt.max_calls)
+        st = td_fail(err, TD_BUSY, "request to %s: %u calls are outstanding", url, c->n_calls);
+    else if (c->free_first == NO_SLOT && !slots_grow(c))
+        st = td_fail(err, TD_NOMEM, "request to %s: no memory for another call", url);
+    if (st != TD_OK) {
+        pthread_mutex_unlock(&c->link.lock);
+        rpc_frame_free(frame);
+        return st;
+    }
+    slot = &c->slots[list_take(c->slots, &c->free_first)];
+    slot->used = true;
+    slot->cb = cb;
+    slot->user = user;
+    slot->deadline = td_now_us() + (td_usec)timeout_ms * TD_USEC_PER_MSEC;
+    c->n_calls++;
+    rpc_frame_set_id(&c->link, frame, slot->id);
+    conn = rpc_link_up(&c->link);
+    if (conn != NULL) {
+        slot->conn = conn->id;
+        rpc_conn_send(conn, frame);
     } else {
-        slot = idle_take(c);
-        if (slot == NULL && c->n_slots >= c->opt.max_calls)
-            st = td_fail(err, TD_BUSY, "request to %s: %u calls are outstanding", c->url,
-                         c->n_slots);
-        else if (slot == NULL && (slot = slot_create(c)) == NULL)
-            st = td_fail(err, TD_NOMEM, "request to %s: no memory for another call", c->url);
+        slot->conn = 0;
+        slot->frame = frame;
+        list_append(c->slots, &c->wait_first, &c->wait_last, (uint32_t)(slot - c->slots));
     }
-    if (st == TD_OK) {
-        slot->cb = cb;
-        slot->user = user;
-        slot->deadline = td_now_us() + (td_usec)ms * TD_USEC_PER_MSEC;
-        slot->state = SLOT_SENDING;
-        nng_aio_set_msg(slot->aio, msg);
-        nng_aio_set_timeout(slot->aio, (nng_duration)ms);
-        nng_ctx_send(slot->ctx, slot->aio);
-    }
-    pthread_mutex_unlock(&c->lock);
-    if (st != TD_OK)
-        nng_msg_free(msg);
-    return st;
+    rpc_service_due(&c->link.entry, slot->deadline);
+    pthread_mutex_unlock(&c->link.lock);
+    return TD_OK;
 }
 
 typedef struct call_wait {
@@ -324,8 +352,8 @@ td_status rpc_client_call_wait(rpc_client *c, const void *bytes, size_t n, uint3
         pthread_mutex_unlock(&w.lock);
         st = w.st;
         if (st != TD_OK)
-            td_fail(err, st, "request to %s: %s after at most %u ms", c->url, td_status_name(st),
-                    timeout_ms);
+            td_fail(err, st, "request to %s: %s after at most %u ms", c->link.name,
+                    td_status_name(st), timeout_ms);
     }
     pthread_cond_destroy(&w.done);
     pthread_mutex_destroy(&w.lock);

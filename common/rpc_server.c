@@ -1,150 +1,112 @@
-/* A REP socket with one context for each call that may be open at once.
- *
- * A context goes RECEIVING -> HELD (the user has the call) -> SENDING -> RECEIVING. While all are
- * held no context receives and further requests stay in their connections, which is the bound.
- * Calls outlive rpc_server_close() if their holder has not answered: the server's memory is
- * counted, one for the owner and one for each held call, but NNG's part ends with the close. */
+/* Requests in, replies out. A held call keeps a copy of its request; the server's memory is
+ * counted, one for the owner and one for each held call, so that a call may be answered after the
+ * close. */
 #include "common/rpc.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include <nng/nng.h>
-#include <nng/protocol/reqrep0/rep.h>
-
 #include "common/log.h"
-#include "common/rpc_nng.h"
+#include "common/rpc_link.h"
 
-/* A reply that its connection will not take for so long: the peer does not read, and would hold the
- * context for ever. */
-enum { REPLY_STUCK_MS = 5000, DEFAULT_CALLS = 64 };
+enum { DEFAULT_CALLS = 64 };
 
-typedef enum call_state { CALL_RECEIVING, CALL_HELD, CALL_SENDING } call_state;
+/* A reply that its connection does not take for so long: the peer does not read. */
+#define REPLY_STUCK (5 * TD_USEC_PER_SEC)
 
 struct rpc_call {
     rpc_server *server;
-    nng_ctx ctx; /* id 0: none yet */
-    nng_aio *aio;
-    call_state state;
-    nng_msg *request; /* while HELD */
     uint32_t peer;
+    size_t n_route, n;
+    unsigned char bytes[]; /* the route, then the request */
 };
 
 struct rpc_server {
-    rpc_server_options opt; /* url is not kept */
-    char *url;
-    nng_socket sock; /* id 0: none yet */
-    rpc_peers peers;
-    pthread_mutex_t lock; /* of closing, refs, and of the state of calls */
-    bool closing;
-    size_t refs;
-    rpc_call *calls; /* opt.max_calls */
+    rpc_link link; /* first: a link of a server is the server */
+    rpc_server_options opt;
+    size_t held; /* calls; link.lock. Held calls and the owner keep the memory */
+    bool owned;
     char dropped[];
 };
 
 static void server_free(rpc_server *s)
 {
-    rpc_peers_fini(&s->peers);
-    pthread_mutex_destroy(&s->lock);
-    free(s->calls);
-    free(s->url);
+    rpc_link_fini(&s->link);
     free(s);
 }
 
-/* Lock held. */
-static void call_receive(rpc_call *call)
+static void server_on_peer(rpc_link *link, rpc_conn *conn, bool up)
 {
-    if (call->server->closing)
-        return;
-    call->state = CALL_RECEIVING;
-    nng_aio_set_timeout(call->aio, NNG_DURATION_INFINITE);
-    nng_ctx_recv(call->ctx, call->aio);
+    rpc_server *s = (rpc_server *)link;
+
+    if (s->opt.on_peer != NULL)
+        s->opt.on_peer(s->opt.user, conn->id, up);
 }
 
-/* End a held call: send msg, which is taken; NULL: let the client run into its deadline. */
-static void call_finish(rpc_call *call, nng_msg *msg)
+static void server_on_up(rpc_link *link, rpc_conn *conn)
 {
-    rpc_server *s = call->server;
-    nng_msg *request;
+    server_on_peer(link, conn, true);
+}
+
+static void server_on_down(rpc_link *link, rpc_conn *conn)
+{
+    server_on_peer(link, conn, false);
+}
+
+static bool server_may_take(rpc_link *link)
+{
+    rpc_server *s = (rpc_server *)link;
+
+    return s->held < s->opt.max_calls;
+}
+
+static void server_on_take(rpc_link *link)
+{
+    ((rpc_server *)link)->held++;
+}
+
+/* Lock held, and given up. */
+static void server_release(rpc_server *s)
+{
     bool last;
 
-    pthread_mutex_lock(&s->lock);
-    td_assert(call->state == CALL_HELD);
-    request = call->request;
-    call->request = NULL;
-    if (msg == NULL || s->closing) {
-        call_receive(call);
-    } else {
-        call->state = CALL_SENDING;
-        nng_aio_set_msg(call->aio, msg);
-        nng_aio_set_timeout(call->aio, REPLY_STUCK_MS);
-        nng_ctx_send(call->ctx, call->aio);
-        msg = NULL;
-    }
-    last = --s->refs == 0;
-    pthread_mutex_unlock(&s->lock);
-    nng_msg_free(request);
-    if (msg != NULL)
-        nng_msg_free(msg);
+    if (s->held-- == s->opt.max_calls && !s->link.closing)
+        rpc_link_kick(&s->link); /* connections may be parked */
+    last = s->held == 0 && !s->owned;
+    pthread_mutex_unlock(&s->link.lock);
     if (last)
         server_free(s);
 }
 
-/* A request is in. From here on the call may be answered, and used for another request, by any
- * thread: nothing of it is read after on_request. */
-static void call_held(rpc_call *call, nng_msg *msg)
+static bool server_on_message(rpc_link *link, rpc_conn *conn, const unsigned char *bytes, size_t n)
 {
-    rpc_server *s = call->server;
+    rpc_server *s = (rpc_server *)link;
+    size_t route = rpc_route_bytes(bytes, n);
+    rpc_call *call = route > 0 ? malloc(sizeof *call + n) : NULL;
 
-    if (!rpc_peers_enter(&s->peers, call->peer)) { /* nobody is left to answer to */
-        call_finish(call, NULL);
-        return;
+    if (call == NULL) { /* no memory is as a lost connection to the peer: it knows what to do */
+        pthread_mutex_lock(&link->lock);
+        server_release(s);
+        return false;
     }
-    rpc_peers_leave(&s->peers);
+    *call = (rpc_call){s, conn->id, route, n - route};
+    memcpy(call->bytes, bytes, n);
     rpc_callback_enter();
-    s->opt.on_request(s->opt.user, call, nng_msg_body(msg), nng_msg_len(msg));
+    s->opt.on_request(s->opt.user, call, call->bytes + route, n - route);
     rpc_callback_leave();
+    return true;
 }
 
-static void call_on_aio(void *arg)
-{
-    rpc_call *call = arg;
-    rpc_server *s = call->server;
-    nng_msg *msg = NULL;
-    int rv;
-
-    pthread_mutex_lock(&s->lock);
-    rv = nng_aio_result(call->aio);
-    if (call->state == CALL_RECEIVING && rv == 0) {
-        msg = nng_aio_get_msg(call->aio);
-        nng_aio_set_msg(call->aio, NULL);
-        call->request = msg;
-        call->peer = (uint32_t)nng_pipe_id(nng_msg_get_pipe(msg));
-        call->state = CALL_HELD;
-        s->refs++;
-    } else {
-        if (call->state == CALL_SENDING && rv != 0) {
-            rpc_nng_drop_msg(call->aio);
-            if (rv == NNG_ETIMEDOUT && !s->closing) {
-                td_warn("rpc_peer_does_not_read", "url=%s peer=%u waited_ms=%d", s->url, call->peer,
-                        REPLY_STUCK_MS);
-                nng_pipe_close((nng_pipe){.id = call->peer});
-            }
-        }
-        call_receive(call);
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (msg != NULL)
-        call_held(call, msg);
-}
-
-static void server_on_peer(void *owner, uint32_t peer, bool up)
-{
-    rpc_server *s = owner;
-
-    if (s->opt.on_peer != NULL)
-        s->opt.on_peer(s->opt.user, peer, up);
-}
+static const rpc_end_ops server_ops = {
+    .self = RPC_SP_REP,
+    .peer = RPC_SP_REQ,
+    .route_room = RPC_MAX_ROUTE,
+    .on_up = server_on_up,
+    .on_down = server_on_down,
+    .may_take = server_may_take,
+    .on_take = server_on_take,
+    .on_message = server_on_message,
+};
 
 /* The reply that says "given up" to whoever reads it as {status, text}. */
 static size_t default_dropped(char *out, size_t cap)
@@ -161,30 +123,12 @@ static size_t default_dropped(char *out, size_t cap)
     return n + sizeof text - 1;
 }
 
-static int server_start(rpc_server *s)
-{
-    int rv = nng_rep0_open(&s->sock);
-
-    if (rv == 0)
-        rv = rpc_peers_watch(&s->peers, s->sock);
-    for (uint32_t i = 0; i < s->opt.max_calls && rv == 0; i++) {
-        rpc_call *call = &s->calls[i];
-
-        call->server = s;
-        rv = nng_aio_alloc(&call->aio, call_on_aio, call);
-        if (rv == 0)
-            rv = nng_ctx_open(&call->ctx, s->sock);
-    }
-    return rv;
-}
-
 td_status rpc_server_open(const rpc_server_options *opt, rpc_server **out, td_error *err)
 {
     char dropped[64];
     td_slice d = opt->dropped;
     rpc_server *s;
     td_status st;
-    int rv;
 
     if (d.ptr == NULL)
         d = (td_slice){dropped, default_dropped(dropped, sizeof dropped)};
@@ -194,37 +138,20 @@ td_status rpc_server_open(const rpc_server_options *opt, rpc_server **out, td_er
     s->opt = *opt;
     s->opt.dropped = (td_slice){s->dropped, d.len};
     memcpy(s->dropped, d.ptr, d.len);
+    s->owned = true;
     if (s->opt.max_calls == 0)
         s->opt.max_calls = DEFAULT_CALLS;
     if (s->opt.max_message_bytes == 0)
         s->opt.max_message_bytes = RPC_MAX_MESSAGE_BYTES;
-    s->refs = 1;
-    pthread_mutex_init(&s->lock, NULL);
-    rpc_peers_init(&s->peers, false, server_on_peer, s);
-    s->calls = calloc(s->opt.max_calls, sizeof *s->calls);
-    if (s->calls == NULL) {
-        s->opt.max_calls = 0;
-        st = td_fail(err, TD_NOMEM, "rpc server on '%s': no memory for its calls", opt->url);
-        goto fail;
+    st = rpc_link_init(&s->link, &server_ops, opt->url, s->opt.max_message_bytes, err);
+    s->link.max_write = REPLY_STUCK;
+    *out = s; /* before the first callback, which may want it */
+    if (st == TD_OK)
+        st = rpc_link_start(&s->link, true, err);
+    if (st != TD_OK) {
+        *out = NULL;
+        rpc_server_close(s);
     }
-    rv = server_start(s);
-    if (rv != 0) {
-        st = rpc_nng_fail(err, rv, "rpc server on '%s'", opt->url);
-        goto fail;
-    }
-    st = rpc_nng_listen(s->sock, opt->url, s->opt.max_message_bytes, &s->url, err);
-    if (st != TD_OK)
-        goto fail;
-    *out = s;
-    /* Last: a request may come at once, and its callback may want *out. */
-    pthread_mutex_lock(&s->lock);
-    for (uint32_t i = 0; i < s->opt.max_calls; i++)
-        call_receive(&s->calls[i]);
-    pthread_mutex_unlock(&s->lock);
-    return TD_OK;
-
-fail:
-    rpc_server_close(s);
     return st;
 }
 
@@ -235,57 +162,59 @@ void rpc_server_close(rpc_server *s)
     if (s == NULL)
         return;
     rpc_not_in_callback(__func__);
-    pthread_mutex_lock(&s->lock);
-    s->closing = true;
-    pthread_mutex_unlock(&s->lock);
-    rpc_peers_close(&s->peers);
-    for (uint32_t i = 0; i < s->opt.max_calls; i++)
-        nng_aio_stop(s->calls[i].aio);
-    for (uint32_t i = 0; i < s->opt.max_calls; i++) {
-        nng_aio_free(s->calls[i].aio);
-        if (s->calls[i].ctx.id != 0)
-            nng_ctx_close(s->calls[i].ctx);
-    }
-    if (s->sock.id != 0)
-        nng_close(s->sock);
-    pthread_mutex_lock(&s->lock);
-    last = --s->refs == 0;
-    pthread_mutex_unlock(&s->lock);
+    rpc_link_close(&s->link);
+    pthread_mutex_lock(&s->link.lock);
+    s->owned = false;
+    last = s->held == 0;
+    pthread_mutex_unlock(&s->link.lock);
     if (last)
         server_free(s);
 }
 
 const char *rpc_server_url(const rpc_server *s)
 {
-    return s->url;
+    return rpc_link_url(&s->link);
+}
+
+/* End a held call; the reply is made of bytes if it can be. */
+static void call_finish(rpc_call *call, const void *bytes, size_t n)
+{
+    rpc_server *s = call->server;
+    rpc_frame *frame = rpc_frame_make(&s->link, 0, call->bytes, call->n_route, bytes, n);
+    rpc_conn *conn;
+
+    pthread_mutex_lock(&s->link.lock);
+    conn = s->link.closing ? NULL : rpc_link_find(&s->link, call->peer);
+    if (conn != NULL && frame != NULL) {
+        rpc_conn_send(conn, frame);
+        frame = NULL;
+    } else if (conn != NULL) {
+        rpc_conn_fail(conn); /* no memory to say even that: the peer must not wait for it */
+    }
+    server_release(s);
+    rpc_frame_free(frame);
+    free(call);
 }
 
 td_status rpc_reply(rpc_call *call, const void *bytes, size_t n)
 {
-    const rpc_server_options *opt = &call->server->opt;
-    nng_msg *msg = NULL;
-    td_status st = TD_OK;
+    rpc_server *s = call->server;
 
-    if (n > opt->max_message_bytes) {
-        st = TD_TOOLARGE;
-        td_warn("rpc_reply_too_large", "url=%s bytes=%zu max=%zu", call->server->url, n,
-                opt->max_message_bytes);
-    } else {
-        msg = rpc_nng_message(bytes, n);
-        if (msg == NULL)
-            st = TD_NOMEM;
+    if (n <= s->opt.max_message_bytes) {
+        call_finish(call, bytes, n);
+        return TD_OK;
     }
-    if (st != TD_OK)
-        msg = rpc_nng_message(opt->dropped.ptr, opt->dropped.len);
-    call_finish(call, msg);
-    return st;
+    td_warn("rpc_reply_too_large", "url=%s bytes=%zu max=%zu", rpc_link_url(&s->link), n,
+            s->opt.max_message_bytes);
+    rpc_call_drop(call);
+    return TD_TOOLARGE;
 }
 
 void rpc_call_drop(rpc_call *call)
 {
-    const rpc_server_options *opt = &call->server->opt;
+    td_slice dropped = call->server->opt.dropped;
 
-    call_finish(call, rpc_nng_message(opt->dropped.ptr, opt->dropped.len));
+    call_finish(call, dropped.ptr, dropped.len);
 }
 
 uint32_t rpc_call_peer(const rpc_call *call)
