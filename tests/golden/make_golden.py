@@ -8,9 +8,10 @@ Needs torch (CPU), transformers >= 5, safetensors, numpy. The checkpoints are pu
 with MXFP4 experts; what the model sees is the exactly dequantised weights, so a server that reads the
 folder must reproduce these logits up to float32 rounding.
 
-A .golden file, little endian, i32 unless noted: "TDGOLD1\\0", vocab, n_cases; per case n_prompt,
-n_rows, n_greedy, prompt ids, rows (positions whose logits follow), f32 logits [n_rows, vocab], greedy
-continuation ids.
+A .golden file, little endian, i32 unless noted: "TDGOLD2\\0", vocab, n_cases; per case n_prompt,
+n_rows, n_greedy, prompt ids, rows (positions whose logits follow), then twice f32 logits [n_rows,
+vocab] and greedy continuation ids: as computed, and with keys (after RoPE) and values rounded to
+bf16 before attention sees them, as a bf16 cache does.
 """
 import argparse
 import json
@@ -22,10 +23,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import GptOssConfig, GptOssForCausalLM
+from transformers.models.gpt_oss import modeling_gpt_oss as modeling
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GREEDY = 256
+EAGER = modeling.eager_attention_forward
 
 
 def dequantise(blocks, scales):
@@ -66,32 +69,46 @@ def load(folder):
 
 
 @torch.no_grad()
+def run(model, prompt, rows):
+    """Logits of some rows, a greedy continuation, and its smallest margin."""
+    cache, ids, greedy, margin = None, torch.tensor([prompt]), [], float("inf")
+    while True:
+        r = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        if cache is None:
+            logits = r.logits[0, rows].float().numpy()
+        cache = r.past_key_values
+        if len(greedy) == GREEDY:
+            return logits, greedy, margin
+        top = r.logits[0, -1].float().topk(2).values
+        margin = min(margin, (top[0] - top[1]).item())
+        greedy.append(int(r.logits[0, -1].argmax()))
+        ids = torch.tensor([[greedy[-1]]])
+
+
+def rounded(module, query, key, value, *args, **kwargs):
+    key, value = key.bfloat16().float(), value.bfloat16().float()
+    return EAGER(module, query, key, value, *args, **kwargs)
+
+
 def record(model, prompts, out):
     vocab = model.config.vocab_size
-    body, margin = b"", float("inf")
+    body = b""
     for prompt in prompts:
         n = len(prompt)
-        rows = sorted({0, 1, n // 2, min(n - 1, 127), min(n - 1, 128), n - 2, n - 1} & set(range(n)))
-        cache, ids, greedy = None, torch.tensor([prompt]), []
-        while True:
-            r = model(input_ids=ids, past_key_values=cache, use_cache=True)
-            if cache is None:
-                logits = r.logits[0, rows].float().numpy()
-            cache = r.past_key_values
-            if len(greedy) == GREEDY:
-                break
-            top = r.logits[0, -1].float().topk(2).values
-            margin = min(margin, (top[0] - top[1]).item())
-            greedy.append(int(r.logits[0, -1].argmax()))
-            ids = torch.tensor([[greedy[-1]]])
-        body += struct.pack("<3i", n, len(rows), len(greedy))
-        body += np.array(prompt + rows, "<i4").tobytes() + logits.astype("<f4").tobytes()
-        body += np.array(greedy, "<i4").tobytes()
-        print(f"{out}: prompt of {n}, {len(set(greedy))} different tokens, largest logit "
-              f"{np.abs(logits).max():.3f}")
-    print(f"{out}: smallest margin of a greedy choice {margin:.2e}")
+        rows = {0, n // 2, n - 1}
+        if vocab < 1000:  # as many as stay small
+            rows |= {1, min(n - 1, 127), min(n - 1, 128), n - 2}
+        rows = sorted(rows)
+        body += struct.pack("<3i", n, len(rows), GREEDY) + np.array(prompt + rows, "<i4").tobytes()
+        for kind, attention in (("f32", EAGER), ("bf16", rounded)):
+            modeling.eager_attention_forward = attention
+            logits, greedy, margin = run(model, prompt, rows)
+            body += logits.astype("<f4").tobytes() + np.array(greedy, "<i4").tobytes()
+            print(f"{out}: prompt of {n}, {kind} cache: {len(set(greedy))} different tokens, "
+                  f"smallest margin {margin:.2e}, largest logit {np.abs(logits).max():.3f}")
+    modeling.eager_attention_forward = EAGER
     with open(out, "wb") as f:
-        f.write(b"TDGOLD1\0" + struct.pack("<2i", vocab, len(prompts)) + body)
+        f.write(b"TDGOLD2\0" + struct.pack("<2i", vocab, len(prompts)) + body)
 
 
 def make(name, seed, lengths, **config):
@@ -158,13 +175,19 @@ def main():
     rec = sub.add_parser("record")
     rec.add_argument("folder")
     rec.add_argument("out")
-    rec.add_argument("--lengths", type=int, nargs="+", default=[12, 300])
+    rec.add_argument("--lengths", type=int, nargs="*", default=[300], help="of random prompts")
+    rec.add_argument("--text", nargs="*", default=[], help="prompts for the folder's tokenizer.json")
     a = args.parse_args()
-    torch.manual_seed(0)
+    torch.set_num_threads(1)  # the models are too small to share out
     if a.command == "record":
         model = load(a.folder)
         rng = np.random.default_rng(1)
         prompts = [rng.integers(0, model.config.vocab_size, n).tolist() for n in a.lengths]
+        if a.text:
+            from tokenizers import Tokenizer
+
+            tokenizer = Tokenizer.from_file(os.path.join(a.folder, "tokenizer.json"))
+            prompts += [tokenizer.encode(t, add_special_tokens=False).ids for t in a.text]
         record(model, prompts, a.out)
         return
     # Within the original context; groups of two query heads.
