@@ -31,6 +31,8 @@ function(td_test name)
     if(TANDEM_SANITIZE MATCHES "thread")
         set_property(TEST ${name} APPEND PROPERTY
             ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
+        # UCX hooks madvise(), which a thread calls when ThreadSanitizer has let go of it already.
+        set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "UCX_MEM_MMAP_HOOK_MODE=none")
     endif()
     if(A_SERIAL)
         set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)

@@ -79,9 +79,9 @@ struct td_kv_push {
     uint32_t attempt, epoch;
     int32_t n_tokens;
     td_buf worker_id, descriptor;
-    td_kv_geometry dst_g;
-    td_kv_place src, dst; /* geometry of src: the first source's */
-    uint32_t *pages;      /* src's, then dst's */
+    td_kv_geometry src_g, dst_g; /* copies: sources close one by one */
+    td_kv_place src, dst;
+    uint32_t *pages; /* src's, then dst's */
     td_usec lease_deadline;
     td_kv_on_done on_done;
     void *user;
@@ -581,7 +581,8 @@ td_status td_kv_push_open(td_kv_source *const *sources, int32_t n, const td_kv_p
     p->lease_deadline = a->lease_deadline;
     p->on_done = a->on_done;
     p->user = a->user;
-    p->src.g = &sources[0]->g;
+    p->src_g = sources[0]->g;
+    p->src.g = &p->src_g;
     p->n_legs = n;
     pthread_mutex_init(&p->mutex, NULL);
     td_status st = push_init(p, a, err);

@@ -76,6 +76,7 @@ static void sink_answer(sink_child *c, td_kv_sink *sink, kv_msg *m)
 {
     kv_expect expect[KV_MAX_REQUESTS];
 
+    td_kv_sink_settle(sink); /* what the sink's thread has written happens before we read it */
     if (m->kind == KV_M_CHECK) {
         for (int i = 0; i < c->w.s.n_requests; i++)
             expect[i] = (kv_expect)m->bytes[i];
@@ -89,8 +90,6 @@ static void sink_answer(sink_child *c, td_kv_sink *sink, kv_msg *m)
                 sum += td_kv_digest(&p, r, c->regions[r], c->w.req[m->request].n_tokens, l, 0,
                                     c->w.req[m->request].n_tokens);
         m->number = (int64_t)sum;
-    } else if (m->kind == KV_M_SETTLE) {
-        td_kv_sink_settle(sink);
     }
     m->len = 0;
     send_msg(c->fd, m);
