@@ -222,15 +222,16 @@ static void test_model_open_fails_whole_when_a_tensor_cannot_be_read(void **stat
 typedef struct failing {
     td_comm *comm;
     td_stream *stream;
-    int32_t bad;            /* the rank that fails before the second reduction; -1: none */
-    float a[4][3], b[4][3]; /* others may read a part until all ranks are done */
+    int32_t bad;                  /* the rank that fails before the second reduction; -1: none */
+    int32_t odd;                  /* buffers alternate, so that a stale pointer shows */
+    float a[2][4][3], b[2][4][3]; /* others may read a part until all ranks are done */
     float x[4][3];
 } failing;
 
 static td_status fail_in_the_middle(void *ctx, int32_t rank, td_error *err)
 {
     failing *f = ctx;
-    float *a = f->a[rank], *b = f->b[rank];
+    float *a = f->a[f->odd][rank], *b = f->b[f->odd][rank];
     td_status st;
 
     a[0] = (float)rank, a[1] = 1, a[2] = 2;
@@ -262,6 +263,9 @@ static void test_comm_a_rank_that_fails_ends_the_step_for_all(void **state)
     check_ok(td_comm_threads_open(ops, 4, &f.comm, &err), &err);
     for (int round = 0; round < 200; round++) {
         f.bad = round % 5 - 1;
+        memset(f.a[f.odd], 0xff, sizeof f.a[0]);
+        memset(f.b[f.odd], 0xff, sizeof f.b[0]);
+        f.odd ^= 1;
         td_status st = td_ranks_run(ranks, fail_in_the_middle, &f, &err);
 
         if (f.bad < 0) {
