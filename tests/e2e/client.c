@@ -366,7 +366,16 @@ void want_body(const want *w, td_buf *out)
 {
     const char *prompt = w->prompt ? w->prompt : "hi";
 
-    td_buf_str(out, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+    td_buf_str(out, "{\"messages\":[");
+    for (unsigned i = 0; i < w->turns; i++) {
+        unsigned a = i * 7 % 50, b = i * 13 % 40;
+
+        td_buf_fmt(out,
+                   "{\"role\":\"user\",\"content\":\"Compute %u + %u.\"},"
+                   "{\"role\":\"assistant\",\"content\":\"%u + %u = %u.\"},",
+                   a, b, a, b, a + b);
+    }
+    td_buf_str(out, "{\"role\":\"user\",\"content\":\"");
     for (size_t i = 0; i < (w->repeat ? w->repeat : 1); i++)
         td_buf_json(out, prompt, strlen(prompt));
     td_buf_str(out, w->plain ? "\"}]"

@@ -79,6 +79,7 @@ void ask_post(ask *a, uint16_t port, const char *body);
 typedef struct want {
     const char *prompt; /* the user's words; NULL: "hi" */
     size_t repeat;      /* the prompt this many times; 0: once */
+    size_t turns;       /* sums asked and answered before it */
     unsigned max_tokens;
     double temperature, top_p; /* top_p 0: not sent */
     unsigned seed, top_k;      /* 0: not sent */
