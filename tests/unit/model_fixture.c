@@ -37,11 +37,17 @@ void check_ok(td_status st, const td_error *err)
 
 fixture fixture_open(int32_t tp, int32_t ep, td_kv_dtype kv, int32_t chunk, uint32_t rings)
 {
+    return fixture_open_threads(tp, ep, kv, chunk, rings, tp == 1 ? 2 : tp);
+}
+
+fixture fixture_open_threads(int32_t tp, int32_t ep, td_kv_dtype kv, int32_t chunk, uint32_t rings,
+                             int32_t threads)
+{
     fixture f = {.vocab = fixture_config.vocab};
     td_model_options opt = {.backend = "cpu",
                             .tp = tp,
                             .ep = ep,
-                            .threads = tp == 1 ? 2 : tp,
+                            .threads = threads,
                             .kv_dtype = kv,
                             .kv_pages = 4 * FIXTURE_PAGES,
                             .kv_rings = rings,

@@ -18,6 +18,9 @@ typedef struct fixture {
 
 /* chunk: most tokens of a step, and what the rings are sized for. */
 fixture fixture_open(int32_t tp, int32_t ep, td_kv_dtype kv, int32_t chunk, uint32_t rings);
+/* The same with so many compute threads over all ranks; above, two, or one a rank. */
+fixture fixture_open_threads(int32_t tp, int32_t ep, td_kv_dtype kv, int32_t chunk, uint32_t rings,
+                             int32_t threads);
 void fixture_close(fixture *f);
 
 int32_t fixture_token(int32_t i); /* a deterministic prompt, endless */

@@ -123,6 +123,25 @@ static void test_split_chunks_do_not_show(void **state)
     free(prompt);
 }
 
+static void test_split_the_number_of_threads_does_not_show(void **state)
+{
+    const reference *r = *state;
+    size_t V = (size_t)fixture_config.vocab;
+    float *prompt = floats(PROMPT * V), *row = floats(V);
+
+    for (int32_t threads = 1; threads <= 5; threads += 2) {
+        fixture f = fixture_open_threads(1, 1, TD_KV_F32, PROMPT, 4, threads);
+
+        assert_int_equal(fixture_prefill(&f, 0, 0, PROMPT, PROMPT, prompt), r->tokens[0]);
+        assert_memory_equal(prompt, r->prompt, PROMPT * V * sizeof *prompt);
+        fixture_decode(&f, 0, PROMPT, r->tokens[0], row);
+        assert_memory_equal(row, r->answer, V * sizeof *row);
+        fixture_close(&f);
+    }
+    free(prompt);
+    free(row);
+}
+
 /* Prefill n, move the keys and values to a decode worker of another split with rings of the least
  * size, decode one token: bit for bit what prefilling n + 1 gives there. */
 static void moved_equals_prefilled(int32_t n, int32_t tp, int32_t ep, int32_t to_tp, int32_t to_ep,
@@ -236,6 +255,7 @@ int main(void)
         cmocka_unit_test(test_split_whole_experts),
         cmocka_unit_test(test_split_groups_of_experts),
         cmocka_unit_test(test_split_chunks_do_not_show),
+        cmocka_unit_test(test_split_the_number_of_threads_does_not_show),
         cmocka_unit_test(test_split_prefill_then_decode_equals_longer_prefill),
         cmocka_unit_test(test_split_a_batch_does_not_show),
     };
