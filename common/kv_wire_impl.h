@@ -102,7 +102,7 @@ td_status kv_ucx_version_check(uint32_t ours, uint32_t theirs, td_error *err);
 
 /* ------------------------------------------------------------------ kv_wire_source.c */
 
-typedef struct kv_leg kv_leg; /* one source's part of one push; kv_push.c */
+typedef struct kv_leg kv_leg; /* one source's part of one push; kv_push_impl.h */
 
 typedef struct kv_peer {
     struct kv_peer *next;
@@ -174,6 +174,8 @@ struct td_kv_source {
 /* Hand a new leg to the source's thread; any thread. */
 void kv_source_add(td_kv_source *s, kv_leg *leg);
 
+/* ------------------------------------------------------------------ kv_wire_peer.c */
+
 /* The endpoint for a destination: a live one with the same key, or a new one. An old one of the
  * same worker that is not in use is closed. Counts the caller as a leg. */
 td_status kv_peer_take(td_kv_source *s, td_slice worker_id, uint64_t incarnation,
@@ -191,7 +193,11 @@ td_status kv_peer_notify(kv_peer *p, kv_op *op, const unsigned char notice[TD_KV
 void kv_peer_fail(kv_peer *p, td_status code, const char *fmt, ...) TD_PRINTF(3, 4);
 const char *kv_peer_transport(kv_peer *p);
 
-/* ------------------------------------------------------------------ kv_push.c */
+/* Give up what has stalled, close what has failed or was idle for long; true when p can be freed.
+ * Lowers *deadline to when to call again. */
+bool kv_peer_step(kv_peer *p, td_usec now, td_usec *deadline);
+
+/* ------------------------------------------------------------------ kv_push_leg.c */
 
 /* Advance a leg as far as it goes without waiting; on its source's thread. True once it is over: it
  * may be freed by then. Lowers *deadline to when it must be called again even if nothing happens.
