@@ -16,7 +16,7 @@
  * mailbox and return. Bytes given to a callback live until it returns, unless said otherwise. A
  * callback may run before the *_open() that named it returned, but *out is set by then; none runs
  * after *_close() returned. Messages and events of one push or pull never run at the same time, nor
- * do on_peer of one client or server; requests and replies do.
+ * do on_peer of one client or server; requests and replies may.
  *
  * *_close() is called by the owner, once, when no other thread uses the object and the caller holds
  * no lock that a callback takes. NULL is fine. A size, count or time of 0 in options means the
@@ -47,8 +47,8 @@ typedef struct rpc_server_options {
     td_slice dropped;
     /* bytes live until the call is replied to or dropped. */
     void (*on_request)(void *user, rpc_call *call, const void *bytes, size_t n);
-    void (*on_peer)(void *user, uint32_t peer,
-                    bool up); /* may be NULL; a connection came or went */
+    /* May be NULL. A connection came or went; up comes before its first request. */
+    void (*on_peer)(void *user, uint32_t peer, bool up);
     void *user;
 } rpc_server_options;
 
@@ -56,15 +56,16 @@ typedef struct rpc_server_options {
 TD_MUST_CHECK td_status rpc_server_open(const rpc_server_options *opt, rpc_server **out,
                                         td_error *err);
 
-/* Calls that were not answered stay valid and still must be, for their memory. */
+/* Calls that were not answered stay valid and still must be, for their memory. Replies that are not
+ * yet with the operating system are lost. */
 void rpc_server_close(rpc_server *s);
 
 /* What is listened on, with the port that port 0 became. Lives as long as the server. */
 const char *rpc_server_url(const rpc_server *s);
 
 /* Answer a call, once, from any thread, then or later; the call is gone afterwards. Never blocks;
- * the bytes are copied. If the peer or the server has gone meanwhile nothing happens. TD_TOOLARGE,
- * TD_NOMEM: the peer got the reply of a dropped call instead. */
+ * the bytes are copied. If the peer or the server has gone meanwhile nothing happens. TD_TOOLARGE:
+ * the peer got the reply of a dropped call instead; TD_NOMEM: its connection was ended. */
 td_status rpc_reply(rpc_call *call, const void *bytes, size_t n);
 
 /* Give a call up: the peer gets the options' `dropped` bytes. As rpc_reply() in all else. */
@@ -89,7 +90,7 @@ typedef struct rpc_client_options {
 TD_MUST_CHECK td_status rpc_client_open(const rpc_client_options *opt, rpc_client **out,
                                         td_error *err);
 
-/* Calls outstanding end with TD_CANCELED before this returns. */
+/* Calls outstanding end with TD_CANCELED before this returns, on the caller's thread. */
 void rpc_client_close(rpc_client *c);
 
 /* How a call ended; bytes is NULL unless status is TD_OK.
@@ -97,15 +98,14 @@ void rpc_client_close(rpc_client *c);
  * TD_UNAVAILABLE the connection was lost after the request had been handed to it: it may have been
  *                executed or not, and will not be sent again
  * TD_DEADLINE    no reply in time, or no connection to send on; nothing follows
- * TD_CANCELED    the client was closed
- * TD_NOMEM */
+ * TD_CANCELED    the client was closed */
 typedef void (*rpc_reply_fn)(void *user, td_status status, const void *bytes, size_t n);
 
 /* Send a request and return. TD_OK: cb will be called exactly once, within timeout_ms. Anything
  * else: it never will. While there is no connection the request waits for one, so that a call made
  * before the peer is up succeeds once it is; whoever wants to fail faster passes a shorter time, or
- * watches on_peer. From any thread and any callback. TD_BUSY, TD_TOOLARGE, TD_NOMEM, TD_CANCELED.
- */
+ * watches on_peer. From any thread and any callback. TD_BUSY, TD_TOOLARGE, TD_NOMEM,
+ * TD_CANCELED. */
 TD_MUST_CHECK td_status rpc_client_call(rpc_client *c, const void *bytes, size_t n,
                                         uint32_t timeout_ms, rpc_reply_fn cb, void *user,
                                         td_error *err);
@@ -121,7 +121,7 @@ typedef struct rpc_push rpc_push;
 typedef struct rpc_push_options {
     const char *url;
     bool listen;              /* listen instead of dialling; a newer connection replaces an older */
-    uint32_t max_messages;    /* 64; waiting for the connection */
+    uint32_t max_messages;    /* 64; not yet with the operating system */
     size_t max_bytes;         /* 16 MiB; the same */
     size_t max_message_bytes; /* RPC_MAX_MESSAGE_BYTES */
     uint32_t stuck_ms;        /* 5000; longest that the foremost message may wait */
@@ -174,7 +174,7 @@ void rpc_pull_close(rpc_pull *p);
 const char *rpc_pull_url(const rpc_pull *p); /* as rpc_server_url() when it listens */
 
 /* Take no more messages until resumed: senders' queues fill instead of ours. From any thread, also
- * in on_message; from elsewhere one more message may come. */
+ * in on_message; from elsewhere one more message of each peer may come. */
 void rpc_pull_pause(rpc_pull *p);
 void rpc_pull_resume(rpc_pull *p);
 

@@ -176,11 +176,12 @@ const char *rpc_server_url(const rpc_server *s)
     return rpc_link_url(&s->link);
 }
 
-/* End a held call; the reply is made of bytes if it can be. */
-static void call_finish(rpc_call *call, const void *bytes, size_t n)
+/* End a held call. TD_NOMEM: the reply could not be made. */
+static td_status call_finish(rpc_call *call, const void *bytes, size_t n)
 {
     rpc_server *s = call->server;
     rpc_frame *frame = rpc_frame_make(&s->link, 0, call->bytes, call->n_route, bytes, n);
+    td_status st = frame != NULL ? TD_OK : TD_NOMEM;
     rpc_conn *conn;
 
     pthread_mutex_lock(&s->link.lock);
@@ -194,16 +195,15 @@ static void call_finish(rpc_call *call, const void *bytes, size_t n)
     server_release(s);
     rpc_frame_free(frame);
     free(call);
+    return st;
 }
 
 td_status rpc_reply(rpc_call *call, const void *bytes, size_t n)
 {
     rpc_server *s = call->server;
 
-    if (n <= s->opt.max_message_bytes) {
-        call_finish(call, bytes, n);
-        return TD_OK;
-    }
+    if (n <= s->opt.max_message_bytes)
+        return call_finish(call, bytes, n);
     td_warn("rpc_reply_too_large", "url=%s bytes=%zu max=%zu", rpc_link_url(&s->link), n,
             s->opt.max_message_bytes);
     rpc_call_drop(call);

@@ -51,9 +51,78 @@ static bool raw_closed(int fd)
     return true;
 }
 
+static const char hello[] = "\0SP\0\0\x30\0\0"; /* of a REQ */
+
+static void raw_expect(int fd, const char *bytes, size_t n)
+{
+    char got[64];
+
+    for (size_t at = 0; at < n;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        ssize_t r;
+
+        assert_int_equal(poll(&p, 1, TALLY_SECONDS * 1000), 1);
+        r = read(fd, got + at, n - at);
+        assert_true(r > 0);
+        at += (size_t)r;
+    }
+    assert_memory_equal(got, bytes, n);
+}
+
+static void answer_ok(void *user, rpc_call *call, const void *bytes, size_t n)
+{
+    (void)user;
+    rpc_reply(call, n == 2 && memcmp(bytes, "hi", 2) == 0 ? "ok" : "??", 2);
+}
+
+/* Through a device a request has two ids, and both must come back. And bytes come as they like. */
+static void test_rpc_server_reads_a_routed_request_byte_by_byte(void **state)
+{
+    static const char request[] = "\0\0\0\0\0\0\0\x0a"
+                                  "\0\0\0\x05\x80\0\0\x07hi";
+    static const char reply[] = "\0\0\0\0\0\0\0\x0a"
+                                "\0\0\0\x05\x80\0\0\x07ok";
+    rpc_server *s =
+        serve(&(rpc_server_options){.url = "tcp://127.0.0.1:0", .on_request = answer_ok});
+    int fd = raw_connect(rpc_server_url(s));
+
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(write(fd, hello + i, 1), 1);
+    for (size_t i = 0; i < sizeof request - 1; i++)
+        assert_int_equal(write(fd, request + i, 1), 1);
+    raw_expect(fd, "\0SP\0\0\x31\0\0", 8);
+    raw_expect(fd, reply, sizeof reply - 1);
+    close(fd);
+    rpc_server_close(s);
+}
+
+/* Replies pile up in front of a peer that does not read them, until it is disconnected. */
+static void test_rpc_server_disconnects_a_peer_that_does_not_read(void **state)
+{
+    enum { BYTES = 1 << 20, REQUESTS_SENT = 30 };
+    rpc_server *s = serve(&(rpc_server_options){
+        .url = "tcp://127.0.0.1:0", .on_request = echo, .on_peer = server_peer});
+    int fd = raw_connect(rpc_server_url(s));
+    unsigned char head[12] = {0, 0, 0, 0, 0, (BYTES + 4) >> 16, 0, 4, 0x80, 0, 0, 1};
+    char *body = calloc(1, BYTES);
+
+    (void)state;
+    assert_non_null(body);
+    assert_int_equal(write(fd, hello, 8), 8);
+    for (int i = 0; i < REQUESTS_SENT; i++) {
+        assert_int_equal(write(fd, head, sizeof head), sizeof head);
+        assert_int_equal(write(fd, body, BYTES), BYTES);
+    }
+    assert_true(tally_reaches(&seen, REQUESTS, REQUESTS_SENT));
+    assert_true(tally_reaches(&seen, DOWN, 1));
+    close(fd);
+    free(body);
+    rpc_server_close(s);
+}
+
 static void test_rpc_server_survives_peers_that_speak_nonsense(void **state)
 {
-    static const char hello[] = "\0SP\0\0\x30\0\0"; /* of a REQ */
     static const struct {
         const char *bytes;
         size_t n;
@@ -250,6 +319,8 @@ static void test_rpc_close_in_a_callback_aborts_instead_of_freezing(void **state
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
+        T(server_reads_a_routed_request_byte_by_byte),
+        T(server_disconnects_a_peer_that_does_not_read),
         T(server_survives_peers_that_speak_nonsense),
         T(killed_server_fails_its_calls_once_and_gets_none_again),
         T(close_in_a_callback_aborts_instead_of_freezing),

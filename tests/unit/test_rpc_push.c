@@ -311,27 +311,37 @@ static void test_rpc_push_stuck_is_dead_and_returns_after_a_reset(void **state)
     rpc_pull_close(pull);
 }
 
-/* A puller that stops reading: sends never block, and the push dies of it. */
+/* A puller that stops reading: sends never block, and the push dies of it. After a reset it begins
+ * anew on a connection of its own, as the old one has half a message on it. */
 static void test_rpc_push_to_a_reader_that_stops_dies_of_its_bound(void **state)
 {
+    static char big[1 << 20];
     numbers g = {0};
     rpc_pull *pull = open_pull("tcp://127.0.0.1:0", &g);
     rpc_push *push = open_push((rpc_push_options){.url = rpc_pull_url(pull), .stuck_ms = LONG_MS});
-    static char big[1 << 20];
     td_status st = TD_OK;
     size_t bytes = 0;
 
     (void)state;
     assert_true(tally_reaches(&seen, PUSH_UP, 1));
     rpc_pull_pause(pull);
-    for (int i = 0; i < 100 && st == TD_OK; i++) { /* 16 MiB wait here, a few in the kernel */
+    for (uint64_t k = 0; k < 100 && st == TD_OK; k++) { /* 16 MiB wait here, a few in the kernel */
+        memcpy(big, &k, sizeof k);
         st = rpc_push_send(push, big, sizeof big, NULL);
         rpc_push_load(push, NULL, &bytes);
         assert_true(bytes <= (size_t)16 << 20);
     }
     assert_int_equal(st, TD_UNAVAILABLE);
     assert_true(tally_reaches(&seen, DEAD_BUSY, 1));
+    rpc_push_reset(push);
+    push_number(push, 0, 8);
+    rpc_pull_resume(pull);
+    assert_true(tally_reaches(&seen, PULL_UP, 2));
+    assert_int_equal(rpc_push_flush(push, LONG_MS), TD_OK);
     rpc_push_close(push);
+    assert_true(tally_reaches(&seen, PULL_DOWN, 2));
+    assert_int_equal(g.next[1], 1);
+    assert_int_equal(tally_of(&seen, WRONG), 0);
     rpc_pull_close(pull);
 }
 
