@@ -1,7 +1,7 @@
 /* kv_push: one request's KV on its way from the prefill ranks to a decode worker.
  *
- *   open -> layer (per rank, layer and chunk, as soon as computed) ... -> finish or cancel ->
- * on_done
+ *   open, then layer for each rank, layer and chunk as soon as computed, then finish or cancel,
+ *   then on_done
  *
  * Every source rank does its part alone: puts, flush, then its own notice to the decode worker. A
  * push that was opened always ends in on_done, once, and every source that still has a working
@@ -27,7 +27,10 @@ typedef struct td_kv_push td_kv_push;
 
 /* How a push ended. */
 typedef struct td_kv_push_result {
-    td_status status; /* OK: all bytes are in the decode worker's memory, notices are sent */
+    /* TD_OK: the decode worker's memory has all bytes (puts), or its host's network has them and
+     * nothing was amiss (messages); either way the notices are sent, and what counts in the end is
+     * what the decode side adds up (td_kv_arrival). */
+    td_status status;
     const char *text; /* why not, for a person; valid during the callback */
     uint64_t bytes;   /* put by all sources together */
     uint32_t puts;

@@ -55,7 +55,7 @@ typedef enum td_kv_method {
 
 /* Zero-initialise for the defaults. Strings are copied. */
 typedef struct td_kv_wire_options {
-    /* "auto" (NULL), "shm" or "tcp"; both ends must agree or be "auto". auto is everything but
+    /* "auto" (NULL), "shm" or "tcp", the same on both ends. auto is everything that UCX has but
      * shared memory queues: with those ("shm") a source that is killed can block the sink for all
      * others. */
     const char *transport;

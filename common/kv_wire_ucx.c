@@ -9,8 +9,6 @@
  * for their ERROR_HANDLING switch, without which UCX leaves them out in peer failure mode. */
 #include "common/kv_wire_impl.h"
 
-#include "common/log.h"
-
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
