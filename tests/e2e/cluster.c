@@ -140,7 +140,7 @@ static void await_router(cluster *c, process *p, size_t seen)
     p->port = (uint16_t)atoi(word);
 }
 
-process *cluster_router(cluster *c, const char *options)
+static process *start_router(cluster *c, const char *url, const char *options)
 {
     process *p;
     char name[32];
@@ -152,10 +152,29 @@ process *cluster_router(cluster *c, const char *options)
     p = add(c, "router", name);
     snprintf(p->options, sizeof p->options,
              "--model %s --http-listen 127.0.0.1:0 --workers-listen %s --date 2025-06-28 %s", MODEL,
-             c->workers_url[0] ? c->workers_url : "tcp://127.0.0.1:0", options);
+             url, options);
     spawn(p);
     await_router(c, p, 0);
-    c->router = p;
+    return p;
+}
+
+process *cluster_router(cluster *c, const char *options)
+{
+    const char *url = c->workers_url[0] ? c->workers_url : "tcp://127.0.0.1:0";
+
+    c->router = start_router(c, url, options);
+    return c->router;
+}
+
+process *cluster_second_router(cluster *c, const char *options)
+{
+    char first[sizeof c->workers_url], second[sizeof c->workers_url];
+    process *p;
+
+    memcpy(first, c->workers_url, sizeof first);
+    p = start_router(c, "tcp://127.0.0.1:0", options);
+    memcpy(second, c->workers_url, sizeof second);
+    snprintf(c->workers_url, sizeof c->workers_url, "%.70s,%.70s", first, second);
     return p;
 }
 
@@ -256,11 +275,15 @@ void process_restart(cluster *c, process *p)
     char word[16];
 
     assert_int_equal(p->pid, 0);
-    spawn(p);
-    if (router) {
+    if (router) { /* where its workers look for it */
+        snprintf(p->options, sizeof p->options,
+                 "--model %s --http-listen 127.0.0.1:0 --workers-listen %s --date 2025-06-28",
+                 MODEL, c->workers_url);
+        spawn(p);
         await_router(c, p, seen);
         return;
     }
+    spawn(p);
     await_word(p, " admin_port=", seen, word, sizeof word);
     p->port = (uint16_t)atoi(word);
 }

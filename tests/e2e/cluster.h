@@ -32,8 +32,9 @@ typedef struct process {
 
 typedef struct cluster {
     char folder[64];
-    char model[160]; /* options of workers that name the model and its weights */
-    char workers_url[64];
+    char model[160];       /* options of workers that name the model and its weights */
+    char workers_url[160]; /* of the router; of all of them, once cluster_second_router() was called
+                            */
     process all[CLUSTER_MAX];
     size_t n;
     process *router;
@@ -47,9 +48,11 @@ bool model_is_trained(void);
  * they are there. Random ones until told otherwise. */
 void cluster_use_best_weights(cluster *c);
 
-/* Start a program with options, words separated by single spaces; wait until it listens. A second
- * router of the same cluster takes over the address of the first. */
+/* Start a program with options, words separated by single spaces; wait until it listens. Another
+ * router of the same cluster takes over the address of the one before, which must have ended. */
 process *cluster_router(cluster *c, const char *options);
+/* One more beside it: workers that are started from here on know both. */
+process *cluster_second_router(cluster *c, const char *options);
 /* A worker; does not wait: start several, then cluster_ready(). */
 process *cluster_prefill(cluster *c, const char *options);
 process *cluster_decode(cluster *c, const char *options);
@@ -62,7 +65,7 @@ uint16_t cluster_port(const cluster *c); /* of the router, for clients */
 
 void process_signal(process *p, int signo);
 void process_kill(process *p); /* SIGKILL, and it is gone */
-/* Start it once more, with the same name and options. */
+/* Start it once more, under the same name; a worker with its options, a router at its address. */
 void process_restart(cluster *c, process *p);
 /* Wait for its end: the exit code, or minus the signal. Fails the test past ms. */
 int process_wait(process *p, int64_t ms);
