@@ -145,6 +145,34 @@ static void test_pb_arena_survives_damage(void **state)
     td_pb_arena_fini(&a);
 }
 
+/* protobuf-c unpacks nested messages by recursion without a limit, so that a message that could
+ * hold itself would be a stack overflow for whoever sends one. */
+static int depth_of(const ProtobufCMessageDescriptor *type, int left)
+{
+    int deepest = 0;
+
+    assert_true(left > 0);
+    for (unsigned i = 0; i < type->n_fields; i++) {
+        if (type->fields[i].type == PROTOBUF_C_TYPE_MESSAGE) {
+            int depth = depth_of(type->fields[i].descriptor, left - 1);
+
+            deepest = depth > deepest ? depth : deepest;
+        }
+    }
+    return deepest + 1;
+}
+
+static void test_pb_arena_no_message_can_hold_itself(void **state)
+{
+    (void)state;
+    assert_in_range(depth_of(worker_message, 8), 2, 8);
+    assert_in_range(depth_of(&tandem__worker_request__descriptor, 8), 2, 8);
+    assert_in_range(depth_of(&tandem__worker_reply__descriptor, 8), 2, 8);
+    assert_in_range(depth_of(&tandem__gateway_request__descriptor, 8), 2, 8);
+    assert_in_range(depth_of(&tandem__gateway_reply__descriptor, 8), 2, 8);
+    assert_in_range(depth_of(&tandem__gateway_events__descriptor, 8), 2, 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -152,6 +180,7 @@ int main(void)
         cmocka_unit_test(test_pb_arena_unpacks_nothing_as_the_default_message),
         cmocka_unit_test(test_pb_arena_bounds_what_a_message_may_become),
         cmocka_unit_test(test_pb_arena_survives_damage),
+        cmocka_unit_test(test_pb_arena_no_message_can_hold_itself),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
