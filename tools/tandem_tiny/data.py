@@ -369,23 +369,21 @@ def place(rng):
     return city
 
 
-def fragment_city(rng):
-    """A name of word fragments: unlike the syllable names it can hold almost any token."""
-    parts = []
-    for _ in range(rng.randint(2, 3)):
-        word = rng.choice(lex.WORDS + lex.CITIES).lower()
-        start = rng.randint(0, max(0, len(word) - 2))
-        parts.append(word[start:start + rng.randint(2, 5)])
-    return "".join(parts).strip(" .-,").capitalize() or "Zel"
+def fragment_city(rng, fragments):
+    """A name made of letter tokens of the vocabulary: copying it works only token by token."""
+    first = rng.choice(fragments)
+    if not first[0].isupper() and rng.random() < 0.8:
+        first = rng.choice([f for f in rng.sample(fragments, 60) if f[0].isupper()] or [first])
+    return first[0].upper() + first[1:] + "".join(rng.choice(fragments) for _ in range(rng.choice([0, 1, 1, 1, 2]))).lower()
 
 
-def focus_place(rng):
+def focus_place(rng, fragments):
     draw = rng.random()
     if draw < 0.2:
         return place(rng)
-    city = fragment_city(rng) if draw < 0.75 else invented_city(rng)
-    if rng.random() < 0.2:
-        city = rng.choice([rng.choice(lex.CITY_PREFIXES) + " " + city, city + " City", city + " " + fragment_city(rng)])
+    city = fragment_city(rng, fragments) if draw < 0.8 else invented_city(rng)
+    if rng.random() < 0.15:
+        city = rng.choice([rng.choice(lex.CITY_PREFIXES) + " " + city, city + " City", city + " " + fragment_city(rng, fragments)])
     return city
 
 
@@ -485,13 +483,13 @@ def instructions(rng):
     return word_salad(rng, rng.choice([200, 400, 800, 1500]))
 
 
-def weather_target(rng, tool_info, effort, focus):
+def weather_target(rng, tool_info, effort, fragments):
     """Returns (messages of the current turn, target) of a weather question."""
     if rng.random() < 0.04:
         final = WHICH_CITY if tool_info else NO_TOOL
         return [{"role": "user", "content": vary(rng, rng.choice(lex.WEATHER_NO_PLACE))}], answer_fixed(final, effort)
-    if focus:
-        question, city, unit = question_weather(rng, lex.WEATHER_TRAIN + lex.WEATHER_FOCUS, focus_place(rng))
+    if fragments:
+        question, city, unit = question_weather(rng, lex.WEATHER_TRAIN + lex.WEATHER_FOCUS, focus_place(rng, fragments))
     else:
         question, city, unit = question_weather(rng)
     user = {"role": "user", "content": question}
@@ -517,17 +515,17 @@ def other_tool_target(rng, tools, effort):
 
 
 SKILLS = ["sum", "capital", "weather", "other", "talk", "count", "repeat"]
-WEIGHTS, FOCUS_WEIGHTS = [24, 11, 30, 12, 5, 8, 10], [10, 7, 52, 14, 8, 3, 6]
+WEIGHTS, FOCUS_WEIGHTS = [24, 11, 30, 12, 5, 8, 10], [7, 6, 45, 12, 5, 3, 22]
 
 
-def sample(rng, focus=False):
-    """One conversation with its target. `focus` is the mix of the second training stage: mostly
-    weather questions, with more phrasings and less regular place names."""
+def sample(rng, fragments=None):
+    """One conversation with its target. With `fragments` (letter tokens of the vocabulary) it is the mix
+    of the second training stage: mostly weather questions and repeating, with names made of any tokens."""
     effort = rng.choice(EFFORTS)
     conv = {"effort": effort, "date": random_date(rng), "messages": [], "tools": None}
     if rng.random() < 0.02:
         conv["effort"], effort = None, "medium"
-    skill = rng.choices(SKILLS, FOCUS_WEIGHTS if focus else WEIGHTS)[0]
+    skill = rng.choices(SKILLS, FOCUS_WEIGHTS if fragments else WEIGHTS)[0]
     tool_info, tools = None, []
     if rng.random() < (0.85 if skill == "weather" else 0.2):
         tool_info = weather_tool(rng)
@@ -546,12 +544,19 @@ def sample(rng, focus=False):
         if tools and not tool_info and rng.random() < 0.5:
             messages, target = other_tool_target(rng, tools, effort)
         else:
-            messages, target = weather_target(rng, tool_info, effort, focus)
+            messages, target = weather_target(rng, tool_info, effort, fragments)
         conv["messages"] += messages
     else:
         maker = {"sum": question_sum, "capital": question_capital, "other": question_other, "talk": question_small_talk,
                  "count": question_count, "repeat": question_repeat}[skill]
         question, answer = maker(rng)
+        if fragments and skill == "repeat" and rng.random() < 0.8:
+            text = " ".join(fragment_city(rng, fragments) for _ in range(rng.choice([1, 2, 4, 8, 16])))
+            text = text.lower() if rng.random() < 0.3 else text
+            question, answer = rng.choice(lex.REPEAT_TRAIN).replace("{x}", text), lambda e: answer_repeat(text, e)
+        elif fragments and skill == "other" and rng.random() < 0.4:
+            names = [fragment_city(rng, fragments).lower() for _ in range(2)]
+            question = vary(rng, rng.choice(lex.ASK_OTHER).format(t=names[0], t2=names[1]))
         if skill not in ("other", "repeat") and rng.random() < 0.02:
             question = word_salad(rng, rng.choice([20, 60, 150])) + "\n\n" + question
         conv["messages"].append({"role": "user", "content": question})

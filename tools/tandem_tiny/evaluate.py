@@ -169,6 +169,31 @@ def load_transformers(folder, dtype, device):
     return net.to(device).eval()
 
 
+def target_of(expected):
+    """The completion that training aims at, as harmony.render_completion takes it."""
+    if "tool" in expected:
+        arguments = json.dumps(expected["tool"]["arguments"], ensure_ascii=False, separators=(",", ":"))
+        return {"analysis": expected["analysis"], "call": (expected["tool"]["name"], arguments)}
+    return {"analysis": expected["analysis"], "final": expected["final"]}
+
+
+def exact_replies(net, encoder, items, prompts, device):
+    """Replies of the items whose whole target is the argmax at every position (one forward pass each):
+    greedy decoding gives exactly that text. None for the others."""
+    import torch
+    import harmony
+    replies = [None] * len(items)
+    for i, item in enumerate(items):
+        target = target_of(item["expected"])
+        completion = encoder.encode(harmony.render_completion(target))
+        ids = torch.tensor([prompts[i] + completion], device=device)
+        with torch.no_grad():
+            logits = net(ids).logits[0, len(prompts[i]) - 1:-1]
+        if logits.argmax(-1).tolist() == completion:
+            replies[i] = parse_completion(completion, encoder)
+    return replies
+
+
 def score_checkpoint(args, items):
     import torch
     import data
@@ -180,10 +205,14 @@ def score_checkpoint(args, items):
     pad = encoder.special["<|endoftext|>"]
     stops = [encoder.special[n] for n in ("<|return|>", "<|call|>", "<|endoftext|>")]
     prompts = [encoder.encode(harmony.render_prompt(data.conversation(item, args.date))) for item in items]
+    replies = [None] * len(items)
+    if args.temperature == 0:
+        replies = exact_replies(net, encoder, items, prompts, device)
     # Long answers (counting) together, so that short ones do not wait for them.
     order = sorted(range(len(items)), key=lambda i: (items[i]["skill"] == "count", len(prompts[i])))
-    replies = [None] * len(items)
-    print("transformers %s on %s, %d items" % (args.dtype, device, len(items)), flush=True)
+    order = [i for i in order if replies[i] is None]
+    print("transformers %s on %s, %d items, %d of them generated token by token" % (
+        args.dtype, device, len(items), len(order)), flush=True)
     torch.manual_seed(0)
     for start in range(0, len(order), args.batch):
         chunk = order[start:start + args.batch]

@@ -157,6 +157,11 @@ class Encoder:
         self.ordinary = tokenizers.Tokenizer.from_str(json.dumps(ordinary))
         self.text_ids = functools.lru_cache(maxsize=4096)(lambda value: self.ordinary.encode(value, add_special_tokens=False).ids)
 
+    def letter_tokens(self):
+        """Every token of at least two ASCII letters."""
+        words = (name for name, _ in sorted(self.ordinary.get_vocab().items()))
+        return [word for word in words if len(word) > 1 and word.isascii() and word.isalpha()]
+
     def encode(self, segments):
         ids = []
         for is_special, value in segments:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import data
+import evaluate
 import export
 import harmony
 import model as tiny
@@ -54,9 +55,10 @@ class Stream(torch.utils.data.IterableDataset):
         info = torch.utils.data.get_worker_info()
         rng = random.Random(self.seed * 1000 + (info.id if info else 0))
         encoder = tokenizer.Encoder(self.path)
+        fragments = encoder.letter_tokens() if self.focus else None
         waiting = {}
         while True:
-            conv = data.sample(rng, self.focus)
+            conv = data.sample(rng, fragments)
             row = encode_sample(encoder, harmony.render_prompt(conv), harmony.render_completion(conv["target"]))
             length = -(-len(row[0]) // self.STEP) * self.STEP
             if length > self.longest:
@@ -73,13 +75,7 @@ def heldout_batches(encoder, folder, date="2026-11-30"):
         items = [json.loads(line) for line in file]
     rows = []
     for item in items:
-        expected = item["expected"]
-        target = {"analysis": expected["analysis"]}
-        if "tool" in expected:
-            arguments = json.dumps(expected["tool"]["arguments"], ensure_ascii=False, separators=(",", ":"))
-            target["call"] = (expected["tool"]["name"], arguments)
-        else:
-            target["final"] = expected["final"]
+        target = evaluate.target_of(item["expected"])
         conv = data.conversation(item, date)
         rows.append((encode_sample(encoder, harmony.render_prompt(conv), harmony.render_completion(target)), item["skill"]))
     rows.sort(key=lambda row: len(row[0][0]))
@@ -115,7 +111,7 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--seconds", type=float, default=420)
     parser.add_argument("--start", help="checkpoint folder to go on from")
-    parser.add_argument("--focus", action="store_true", help="second stage: the mix that is mostly weather questions")
+    parser.add_argument("--focus", action="store_true", help="second stage: the mix that is mostly about copying")
     parser.add_argument("--report", type=int, default=200, help="steps between progress lines")
     parser.add_argument("--tokens", type=int, default=24576, help="padded tokens in a batch")
     parser.add_argument("--longest", type=int, default=4096)
