@@ -34,6 +34,7 @@ struct gateway {
     char id[ID_BYTES];
     char model[128];
     uint64_t epoch, router_epoch, seq;
+    uint64_t requests; /* started, for ids of our own */
     uint32_t timeout_ms;
     rpc_client *client;
     rpc_pull *pull;
@@ -212,12 +213,33 @@ const char *gateway_model(const gateway *g)
     return g->model;
 }
 
+/* By its number, or by the request_id of a call that was not answered. */
+static td_status cancel(gateway *g, uint64_t id, const char *request_id, td_error *err)
+{
+    Tandem__GatewayRequest req = TANDEM__GATEWAY_REQUEST__INIT;
+    Tandem__GatewayCancel m = TANDEM__GATEWAY_CANCEL__INIT;
+    Tandem__GatewayReply *reply;
+
+    m.stream = id;
+    m.gateway_id = binary(g->id);
+    m.request_id = binary(request_id);
+    req.body_case = TANDEM__GATEWAY_REQUEST__BODY_CANCEL;
+    req.cancel = &m;
+    return call(g, &req, &reply, err);
+}
+
+td_status gateway_cancel(gateway *g, uint64_t id, td_error *err)
+{
+    return cancel(g, id, "", err);
+}
+
 td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_id, uint64_t *out,
                            td_error *err)
 {
     Tandem__GatewayRequest req = TANDEM__GATEWAY_REQUEST__INIT;
     Tandem__GatewayGenerate m = TANDEM__GATEWAY_GENERATE__INIT;
     Tandem__GatewayReply *reply;
+    char own_id[48];
     stream *s;
     td_status st;
 
@@ -227,7 +249,10 @@ td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_i
     if (s == NULL)
         return td_fail(err, TD_NOMEM, "gateway: no memory for a stream");
     m.gateway_id = binary(g->id);
-    m.request_id = binary(request_id ? request_id : "");
+    snprintf(own_id, sizeof own_id, "%016llx-%llu", (unsigned long long)g->epoch,
+             (unsigned long long)++g->requests);
+    request_id = request_id ? request_id : own_id;
+    m.request_id = binary(request_id);
     m.chat_json = (ProtobufCBinaryData){chat_json.len, (uint8_t *)(uintptr_t)chat_json.ptr};
     req.body_case = TANDEM__GATEWAY_REQUEST__BODY_GENERATE;
     req.generate = &m;
@@ -235,24 +260,17 @@ td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_i
     if (st == TD_OK && reply->accepted == NULL)
         st = td_fail(err, TD_INTERNAL, "the router accepted nothing");
     if (st != TD_OK) {
+        td_error ignored;
+
+        /* Without an answer it may be running all the same, with nobody to read it. */
+        if ((st == TD_DEADLINE || st == TD_INTERNAL) && cancel(g, 0, request_id, &ignored) != TD_OK)
+            td_fail(&g->lost, TD_UNAVAILABLE, "%s", ignored.text);
         free(s);
         return st;
     }
     *out = s->id = reply->accepted->stream;
     DL_APPEND(g->streams, s);
     return TD_OK;
-}
-
-td_status gateway_cancel(gateway *g, uint64_t id, td_error *err)
-{
-    Tandem__GatewayRequest req = TANDEM__GATEWAY_REQUEST__INIT;
-    Tandem__GatewayCancel m = TANDEM__GATEWAY_CANCEL__INIT;
-    Tandem__GatewayReply *reply;
-
-    m.stream = id;
-    req.body_case = TANDEM__GATEWAY_REQUEST__BODY_CANCEL;
-    req.cancel = &m;
-    return call(g, &req, &reply, err);
 }
 
 /* ---- events ---- */
@@ -294,6 +312,7 @@ static void ping(gateway *g)
 static bool read_event(gateway *g, const Tandem__GatewayEvent *e, gateway_event *out)
 {
     stream *s = find(g, e->stream);
+    td_error err = {0};
 
     if (s == NULL)
         return false;
@@ -302,6 +321,8 @@ static bool read_event(gateway *g, const Tandem__GatewayEvent *e, gateway_event 
         out->kind = GATEWAY_FAILED;
         out->status = TD_UNAVAILABLE;
         out->text = TD_SLICE("pieces of the answer were lost");
+        if (cancel(g, s->id, "", &err) != TD_OK)
+            g->lost = err;
         forget(g, s);
         return true;
     }

@@ -190,6 +190,8 @@ static void on_link_peer(void *user, bool up)
     pthread_mutex_unlock(&w->lock);
     pthread_mutex_lock(&l->lock);
     l->up = up;
+    if (!up)
+        l->seq++; /* the engine ends what this router had here: it must not miss that */
     pthread_mutex_unlock(&l->lock);
     td_info(up ? "router_connected" : "router_lost", "router=%s", l->url);
     if (up) {
@@ -280,12 +282,17 @@ static void answer_hello(td_worker *w, rpc_call *call, const Tandem__Hello *h)
                   (const char *)h->refused.data);
     } else {
         link_state *l = &w->links[h->link];
+        bool again;
 
         pthread_mutex_lock(&w->lock);
+        again = l->registered;
         memcpy(l->router_id, h->router_id.data, h->router_id.len);
         l->router_id[h->router_id.len] = '\0';
         l->registered = true;
         pthread_mutex_unlock(&w->lock);
+        /* A router that greets again has taken this worker for dead and knows of nothing here. */
+        if (again)
+            w->cb.on_link(w->user, l->number, false);
         td_info("registered", "router=%s router_id=%s", l->url, l->router_id);
     }
     td_worker_reply(call, st, text, NULL);
@@ -298,6 +305,7 @@ static void on_request(void *user, rpc_call *call, const void *bytes, size_t n)
     Tandem__WorkerRequest *req;
     ProtobufCBinaryData router_id = {0, NULL};
     int32_t link = -1;
+    bool needs_link = false;
     td_error err = {0};
 
     td_pb_arena_init(&arena);
@@ -313,13 +321,19 @@ static void on_request(void *user, rpc_call *call, const void *bytes, size_t n)
         answer_hello(w, call, req->hello);
         td_pb_arena_fini(&arena);
         return;
-    case TANDEM__WORKER_REQUEST__BODY_RESERVE: router_id = req->reserve->router_id; break;
-    case TANDEM__WORKER_REQUEST__BODY_PREFILL: router_id = req->prefill->router_id; break;
+    case TANDEM__WORKER_REQUEST__BODY_RESERVE:
+        router_id = req->reserve->router_id;
+        needs_link = true;
+        break;
+    case TANDEM__WORKER_REQUEST__BODY_PREFILL:
+        router_id = req->prefill->router_id;
+        needs_link = true;
+        break;
     default: break;
     }
     if (router_id.len > 0)
         link = link_of_router(w, router_id);
-    if (router_id.len > 0 && link < 0)
+    if (needs_link && link < 0) /* its events would have nowhere to go */
         td_worker_reply(call, TD_UNAVAILABLE, "this router has not said Hello on a live link",
                         NULL);
     else

@@ -17,7 +17,7 @@
 #include "decode/scheduler.h"
 #include "decode/token_sink.h"
 
-enum { TAKE = 64 };
+enum { TAKE = 64, ALIVE_MS = 2000 };
 
 typedef enum message_kind {
     MSG_RESERVE,
@@ -55,6 +55,7 @@ struct engine {
     sched_end *ends; /* [max_batch] */
     td_pb_arena arena;
 
+    td_usec next_alive; /* when those that wait for a place are next said to be alive */
     bool draining;
     td_usec drain_deadline;
     bool load_dirty; /* something worth a report has happened since the last one */
@@ -155,7 +156,7 @@ td_status engine_create(const decode_config *cfg, td_model *model, td_metrics *m
         st = scheduler_create(e->cfg->max_batch, &e->sched, err);
     if (st == TD_OK) /* a step's tokens, and an error for every reservation there can be */
         st = token_sink_create((int32_t)e->cfg->worker.routers.len,
-                               e->cfg->max_batch + 2 * g->n_rings + TAKE, &e->tokens, err);
+                               e->cfg->max_batch + 3 * g->n_rings + TAKE, &e->tokens, err);
     if (st == TD_OK)
         st = td_mailbox_create(sizeof(message), 0, drop_message, e, &e->mailbox, err);
     if (st != TD_OK) {
@@ -315,6 +316,7 @@ static void reply_reserved(engine *e, rpc_call *call, const reservation *r)
     d.n_extents = r->n_ext;
     d.ring = r->ring;
     d.lease_ms = (uint32_t)(left > 0 ? left / TD_USEC_PER_MSEC : 0);
+    d.lease_end_wall_ms = (uint64_t)(td_wall_us() + (left > 0 ? left : 0)) / 1000;
     reserved.destination = &d;
     td_worker_reply(call, TD_OK, "", &reserved);
 }
@@ -328,7 +330,7 @@ static void take_reserve(engine *e, message *m)
     td_status st = req == NULL ? err.code : TD_OK;
 
     if (st == TD_OK && e->draining)
-        st = td_fail(&err, TD_UNAVAILABLE, "this decode worker is draining");
+        st = td_fail(&err, TD_BUSY, "this decode worker is draining");
     if (st == TD_OK)
         st = reservation_open(e->reservations, req, m->link, td_now_us(), &r, &err);
     if (st == TD_OK) {
@@ -407,6 +409,7 @@ static void take_notice(engine *e, const td_kv_notice *n)
         break;
     case RESERVATION_LANDED:
         td_counter_add(e->c_landed, 1);
+        td_histogram_observe_us(e->h_arrival, r->landed_at - r->opened_at);
         end = scheduler_admit(e->sched, r);
         /* Prefill has sent this token too. Sent again it makes this stream whole by itself, so that
          * nothing depends on which of two connections is faster. */
@@ -494,6 +497,18 @@ static void watch_deadlines(engine *e)
     }
 }
 
+/* A request that waits for a place in the batch has no tokens to show: say so now and then. */
+static void show_waiting(engine *e)
+{
+    td_usec now = td_now_us();
+
+    if (now < e->next_alive)
+        return;
+    e->next_alive = now + ALIVE_MS * TD_USEC_PER_MSEC;
+    for (const reservation *r = scheduler_first_waiting(e->sched); r != NULL; r = r->next)
+        token_sink_alive(e->tokens, r);
+}
+
 static void publish_load(engine *e)
 {
     reservations_counts c = reservations_count(e->reservations);
@@ -559,6 +574,7 @@ td_status engine_run(engine *e, td_error *err)
         plan = scheduler_plan(e->sched);
         if (plan != NULL)
             st = run_step(e, plan, err);
+        show_waiting(e);
         token_sink_flush(e->tokens, e->worker);
         publish_load(e);
         if (plan == NULL && !drained(e)) { /* sleep until a message, a lease or a fence */

@@ -1,10 +1,7 @@
 #include "decode/reservation.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { RECENT = 1024 };
 
 typedef struct attempt_key {
     uint64_t request, attempt;
@@ -15,10 +12,7 @@ struct reservations {
     reservation *all; /* uthash by (request, attempt) */
     uint32_t next_epoch;
     reservations_counts counts;
-    /* Attempts that are over. Calls of one router may be handled in another order than it made
-     * them: a Cancel that overtakes its Reserve must not leave pages to the lease. */
-    attempt_key recent[RECENT];
-    size_t recent_at;
+    td_recent recent; /* attempts that are over */
 };
 
 td_status reservations_create(const reservations_options *opt, reservations **out, td_error *err)
@@ -80,39 +74,18 @@ reservation *reservation_find(reservations *t, uint64_t request, uint32_t attemp
 
 void reservation_refuse(reservations *t, uint64_t request, uint32_t attempt)
 {
-    t->recent[t->recent_at++ % RECENT] = (attempt_key){request, attempt};
-}
-
-static bool is_over(const reservations *t, uint64_t request, uint32_t attempt)
-{
-    for (size_t i = 0; i < RECENT; i++)
-        if (t->recent[i].request == request && t->recent[i].attempt == attempt)
-            return true;
-    return false;
+    td_recent_add(&t->recent, request, attempt);
 }
 
 /* Everything that can be wrong with a Reserve, before anything is taken. */
 static td_status check(const reservations *t, const Tandem__Reserve *m, td_error *err)
 {
-    const Tandem__Sampling *s = m->sampling;
     uint64_t positions = (uint64_t)m->prompt_tokens + m->max_tokens;
     uint32_t pages = td_kv_pages_for(positions);
 
     if (m->request == 0 || m->prompt_tokens == 0 || m->max_tokens == 0 || m->lease_ms == 0)
         return td_fail(err, TD_INVALID,
                        "reserve: request, prompt_tokens, max_tokens and lease_ms must not be 0");
-    if (s == NULL || !isfinite(s->temperature) || s->temperature < 0 || !(s->top_p > 0) ||
-        !(s->top_p <= 1) || s->top_k < 0)
-        return td_fail(err, TD_INVALID, "reserve: sampling parameters are missing or out of range");
-    if (m->n_stop_ids > RESERVATION_MAX_STOPS || s->n_banned > RESERVATION_MAX_BANNED)
-        return td_fail(err, TD_INVALID,
-                       "reserve: %zu stop ids (at most %d), %zu banned ranges (at "
-                       "most %d)",
-                       m->n_stop_ids, RESERVATION_MAX_STOPS, s->n_banned, RESERVATION_MAX_BANNED);
-    for (size_t i = 0; i < s->n_banned; i++)
-        if (s->banned[i]->first < 0 || s->banned[i]->last < s->banned[i]->first)
-            return td_fail(err, TD_INVALID, "reserve: banned range %d..%d", s->banned[i]->first,
-                           s->banned[i]->last);
     if (positions > (uint64_t)t->opt.max_positions)
         return td_fail(err, TD_INVALID, "reserve: %llu positions, the model has %d",
                        (unsigned long long)positions, t->opt.max_positions);
@@ -127,8 +100,6 @@ static void fill(reservations *t, reservation *r, const Tandem__Reserve *m, int3
 {
     int64_t lease_ms =
         (int64_t)m->lease_ms < t->opt.lease_max_ms ? (int64_t)m->lease_ms : t->opt.lease_max_ms;
-    const Tandem__Sampling *s = m->sampling;
-
     r->request = m->request;
     r->attempt = m->attempt;
     r->epoch = t->next_epoch++;
@@ -139,17 +110,7 @@ static void fill(reservations *t, reservation *r, const Tandem__Reserve *m, int3
     r->prompt_tokens = m->prompt_tokens;
     r->max_tokens = m->max_tokens;
     r->base_index = m->index;
-    r->n_stops = (int32_t)m->n_stop_ids;
-    for (size_t i = 0; i < m->n_stop_ids; i++)
-        r->stops[i] = m->stop_ids[i];
-    for (size_t i = 0; i < s->n_banned; i++)
-        r->banned[i] = (td_id_range){s->banned[i]->first, s->banned[i]->last};
-    r->sampling = (td_sampling){.temperature = s->temperature,
-                                .top_p = s->top_p,
-                                .top_k = s->top_k,
-                                .seed = s->seed,
-                                .banned = r->banned,
-                                .n_banned = (int32_t)s->n_banned};
+    r->opened_at = now;
     r->lease_end = now + lease_ms * TD_USEC_PER_MSEC;
     r->fence = r->lease_end + t->opt.grace_ms * TD_USEC_PER_MSEC;
     td_kv_arrival_init(&r->arrival, r->request, (uint32_t)r->attempt, r->epoch,
@@ -167,7 +128,7 @@ td_status reservation_open(reservations *t, const Tandem__Reserve *m, int32_t li
         *out = r;
         return TD_OK;
     }
-    if (r != NULL || is_over(t, m->request, m->attempt))
+    if (r != NULL || td_recent_has(&t->recent, m->request, m->attempt))
         return td_fail(err, TD_CANCELED, "reserve: attempt %u of request %llx is over", m->attempt,
                        (unsigned long long)m->request);
     st = check(t, m, err);
@@ -182,8 +143,10 @@ td_status reservation_open(reservations *t, const Tandem__Reserve *m, int32_t li
         free(r);
         return td_fail(err, TD_NOMEM, "reserve: no memory for a table of %u pages", n_pages);
     }
-    st = td_kv_pool_take(t->opt.pool, n_pages, r->ext, RESERVATION_MAX_EXTENTS, &r->n_ext, &r->ring,
-                         err);
+    st = td_generation_read(&r->generation, m->sampling, m->stop_ids, m->n_stop_ids, err);
+    if (st == TD_OK)
+        st = td_kv_pool_take(t->opt.pool, n_pages, r->ext, RESERVATION_MAX_EXTENTS, &r->n_ext,
+                             &r->ring, err);
     if (st != TD_OK) {
         free(r->pages);
         free(r);
@@ -212,6 +175,12 @@ reservation_news reservation_notice(reservations *t, const td_kv_notice *n, td_u
     if (td_kv_arrival_add(&r->arrival, n, err) != TD_OK)
         return RESERVATION_NOTHING;
     s = td_kv_arrival_state_of(&r->arrival);
+    if (r->state == RESERVATION_OPEN && s == TD_KV_ARRIVAL_COMPLETE &&
+        (r->arrival.first_token < 0 || r->arrival.first_token >= t->opt.vocab)) {
+        td_fail(err, TD_INTERNAL, "the first token is %d, the vocabulary has %d",
+                r->arrival.first_token, t->opt.vocab);
+        return RESERVATION_LOST;
+    }
     if (r->state == RESERVATION_QUARANTINE) {
         if (s != TD_KV_ARRIVAL_PENDING) { /* the last source has reported: nothing can land now */
             give_back(t, r);

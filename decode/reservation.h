@@ -19,15 +19,15 @@
 
 #include <uthash.h>
 
+#include "common/attempts.h"
 #include "common/clock.h"
 #include "common/kv_layout.h"
 #include "common/kv_notice.h"
 #include "common/kv_pool.h"
-#include "common/sampling.h"
 #include "common/status.h"
 #include "proto/tandem.pb-c.h"
 
-enum { RESERVATION_MAX_EXTENTS = 64, RESERVATION_MAX_STOPS = 16, RESERVATION_MAX_BANNED = 64 };
+enum { RESERVATION_MAX_EXTENTS = 64 };
 
 typedef enum reservation_state {
     RESERVATION_OPEN,       /* pages held, KV on its way */
@@ -55,12 +55,9 @@ struct reservation {
     uint32_t prompt_tokens;
     uint32_t max_tokens; /* still wanted at Reserve, prefill's first token included */
     uint32_t base_index; /* number of that first token within the answer */
-    td_sampling sampling;
-    td_id_range banned[RESERVATION_MAX_BANNED];
-    int32_t stops[RESERVATION_MAX_STOPS];
-    int32_t n_stops;
+    td_generation generation;
 
-    td_usec lease_end, fence; /* fence: lease_end + grace */
+    td_usec opened_at, lease_end, fence; /* fence: lease_end + grace */
     td_kv_arrival arrival;
 
     /* The scheduler's while RUNNING. */
@@ -105,7 +102,7 @@ typedef enum reservation_news {
 } reservation_news;
 
 /* Count a notice. After LOST the reservation is in quarantine or about to be given back: call
- * reservation_cancel(t, r, true, now), which does whichever is right. */
+ * reservation_close(t, r, true), which does whichever is right. */
 reservation_news reservation_notice(reservations *t, const td_kv_notice *n, td_usec now,
                                     reservation **r, td_error *err);
 

@@ -60,9 +60,8 @@ static sched_end take_token(reservation *r, int32_t token)
         return SCHED_FAILED;
     r->token = token;
     r->produced++;
-    for (int32_t i = 0; i < r->n_stops; i++)
-        if (token == r->stops[i])
-            return SCHED_STOP;
+    if (td_generation_stops(&r->generation, token))
+        return SCHED_STOP;
     return r->produced >= r->max_tokens ? SCHED_LENGTH : SCHED_GOES_ON;
 }
 
@@ -131,7 +130,7 @@ const td_decode_step *scheduler_plan(scheduler *s)
         s->seqs[i] =
             (td_seq){.pages = r->pages, .n_pages = r->n_pages, .ring = r->ring, .pos = r->pos};
         s->tokens[i] = r->token;
-        s->sampling[i] = r->sampling;
+        s->sampling[i] = r->generation.sampling;
         s->sampling[i].index = (uint64_t)r->base_index + r->produced;
     }
     s->step = (td_decode_step){.n = (int32_t)s->n_batch,
@@ -158,6 +157,11 @@ void scheduler_apply(scheduler *s, sched_end *ends)
         if (ends[i] != SCHED_GOES_ON)
             leave_batch(s, r);
     }
+}
+
+reservation *scheduler_first_waiting(const scheduler *s)
+{
+    return s->first_waiting;
 }
 
 uint32_t scheduler_running(const scheduler *s)

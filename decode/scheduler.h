@@ -39,6 +39,9 @@ reservation *scheduler_row(const scheduler *s, int32_t row);
  * no longer in the batch. ends has room for max_batch. */
 void scheduler_apply(scheduler *s, sched_end *ends);
 
+/* Those that wait for a place, linked by `next`. */
+reservation *scheduler_first_waiting(const scheduler *s);
+
 uint32_t scheduler_running(const scheduler *s);
 uint32_t scheduler_waiting(const scheduler *s);
 

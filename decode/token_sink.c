@@ -82,6 +82,11 @@ void token_sink_token(token_sink *s, const reservation *r, Tandem__Finish finish
     e->pb.finish = finish;
 }
 
+void token_sink_alive(token_sink *s, const reservation *r)
+{
+    next_event(s, r)->pb.index = r->base_index + r->produced;
+}
+
 void token_sink_error(token_sink *s, const reservation *r, const td_error *err)
 {
     event *e = next_event(s, r);

@@ -19,6 +19,9 @@ void token_sink_free(token_sink *s); /* NULL is fine */
 /* One sampled token, and whether it is the last. finish: NONE, STOP or LENGTH. */
 void token_sink_token(token_sink *s, const reservation *r, Tandem__Finish finish);
 
+/* Nothing new, but it is here: keeps the router from taking its silence for a stall. */
+void token_sink_alive(token_sink *s, const reservation *r);
+
 /* The request ends without another token; err says why. Its text is copied. */
 void token_sink_error(token_sink *s, const reservation *r, const td_error *err);
 

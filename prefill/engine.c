@@ -32,6 +32,7 @@ typedef struct message {
     rpc_call *call;  /* PREFILL, CANCEL, DRAIN: to be answered; may be NULL for DRAIN */
     uint8_t *packed; /* PREFILL: the message again, owned */
     size_t n_packed;
+    td_usec received; /* PREFILL */
     uint64_t request; /* CANCEL */
     uint32_t attempt;
     int64_t deadline_ms; /* DRAIN */
@@ -68,7 +69,7 @@ struct prefill_engine {
     td_gauge *g_running, *g_waiting, *g_pushing, *g_tokens, *g_kv_used;
     td_counter *c_prompt_tokens, *c_admitted, *c_refused, *c_repeated, *c_canceled, *c_failed,
         *c_kv_bytes, *c_kv_puts, *c_kv_failed;
-    td_histogram *h_queue, *h_compute, *h_tail, *h_bytes, *h_cancel;
+    td_histogram *h_queue, *h_compute, *h_tail, *h_bytes;
 };
 
 static void make_metrics(prefill_engine *e, td_metrics *m)
@@ -194,6 +195,7 @@ static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t lin
     switch (req->body_case) {
     case TANDEM__WORKER_REQUEST__BODY_PREFILL:
         m.kind = MSG_PREFILL;
+        m.received = td_now_us();
         m.n_packed = tandem__prefill__get_packed_size(req->prefill);
         m.packed = malloc(m.n_packed ? m.n_packed : 1);
         if (m.packed == NULL) {
@@ -431,13 +433,13 @@ static void take_prefill(prefill_engine *e, message *m)
         return;
     }
     if (st == TD_OK && e->draining)
-        st = td_fail(&err, TD_UNAVAILABLE, "this prefill worker is draining");
+        st = td_fail(&err, TD_BUSY, "this prefill worker is draining");
     if (st == TD_OK && jobs_count(e->jobs).queued >= e->cfg->queue_limit)
         st = td_fail(&err, TD_BUSY, "this prefill worker's queue is full: %u prompts wait",
                      jobs_count(e->jobs).queued);
     if (st == TD_OK)
         st = job_create(req, m->link, td_model_config_of(e->model)->vocab, e->max_prompt,
-                        td_now_us(), &j, &err);
+                        m->received, &j, &err);
     if (st == TD_OK) {
         jobs_add(e->jobs, j);
         td_counter_add(e->c_admitted, 1);
@@ -505,7 +507,8 @@ static void take_done(prefill_engine *e, const message *m)
     if (m->status == TD_OK) {
         td_histogram_observe_us(e->h_tail, tail_of(j, m->last_flush_us));
         td_histogram_observe(e->h_bytes, (double)m->bytes);
-    } else if (!j->canceled) {
+    } else if (m->status !=
+               TD_CANCELED) { /* the router may have given it up by now: it failed first */
         td_counter_add(e->c_kv_failed, 1);
         td_warn("transfer_failed", "request=%016llx attempt=%u to=%s status=%s error=\"%s\"",
                 (unsigned long long)j->request, (unsigned)j->attempt, j->worker_id,
@@ -574,6 +577,20 @@ static void take_messages(prefill_engine *e)
         publish_load(e);
 }
 
+static void enforce_drain_deadline(prefill_engine *e)
+{
+    job *j;
+
+    if (!e->draining || td_now_us() < e->drain_deadline)
+        return;
+    while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
+        if (j->state != JOB_PUSHING)
+            send_prefill_event(e, j, TD_UNAVAILABLE, "this prefill worker has shut down", 0,
+                               TANDEM__FINISH__FINISH_NONE);
+        cancel_job(e, j);
+    }
+}
+
 /* Compute j chunk by chunk. TD_OK: *token is its first. Anything else: why it stopped; *fatal when
  * the model itself failed. */
 static td_status compute(prefill_engine *e, job *j, int32_t *token, bool *fatal, td_error *err)
@@ -587,6 +604,7 @@ static td_status compute(prefill_engine *e, job *j, int32_t *token, bool *fatal,
         j->to = j->n_tokens - j->from > (int32_t)e->cfg->chunk ? j->from + (int32_t)e->cfg->chunk
                                                                : j->n_tokens;
         take_messages(e); /* also the cancel of this very job */
+        enforce_drain_deadline(e);
         if (j->canceled)
             return td_fail(err, TD_CANCELED, "canceled");
         if (td_now_us() >= j->lease_deadline)
@@ -599,7 +617,7 @@ static td_status compute(prefill_engine *e, job *j, int32_t *token, bool *fatal,
             .tokens = j->tokens + j->from,
             .n = j->to - j->from,
             .seq = {.pages = j->pages, .n_pages = j->n_pages, .ring = j->ring, .pos = j->from},
-            .sampling = j->to == j->n_tokens ? &j->sampling : NULL,
+            .sampling = j->to == j->n_tokens ? &j->generation.sampling : NULL,
             .on_layer = on_layer,
             .user = j};
         st = td_model_prefill(e->model, &step, err);
@@ -617,9 +635,8 @@ static td_status compute(prefill_engine *e, job *j, int32_t *token, bool *fatal,
 
 static Tandem__Finish finish_of(const job *j, int32_t token)
 {
-    for (int32_t i = 0; i < j->n_stops; i++)
-        if (token == j->stops[i])
-            return TANDEM__FINISH__FINISH_STOP;
+    if (td_generation_stops(&j->generation, token))
+        return TANDEM__FINISH__FINISH_STOP;
     return j->max_tokens <= 1 ? TANDEM__FINISH__FINISH_LENGTH : TANDEM__FINISH__FINISH_NONE;
 }
 
@@ -667,20 +684,6 @@ static bool drained(const prefill_engine *e)
     return e->draining && c.queued + c.computing + c.pushing == 0;
 }
 
-static void enforce_drain_deadline(prefill_engine *e)
-{
-    job *j;
-
-    if (!e->draining || td_now_us() < e->drain_deadline)
-        return;
-    while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
-        if (j->state != JOB_PUSHING)
-            send_prefill_event(e, j, TD_UNAVAILABLE, "this prefill worker has shut down", 0,
-                               TANDEM__FINISH__FINISH_NONE);
-        cancel_job(e, j);
-    }
-}
-
 td_status prefill_engine_run(prefill_engine *e, td_error *err)
 {
     td_status st = TD_OK;
@@ -717,6 +720,7 @@ td_status prefill_engine_run(prefill_engine *e, td_error *err)
     if (st != TD_OK) {
         job *j;
 
+        e->draining = true; /* nothing may begin any more: the sources are about to close */
         while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
             if (j->state == JOB_QUEUED)
                 send_prefill_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);

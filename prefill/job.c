@@ -1,12 +1,9 @@
 #include "prefill/job.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <utlist.h>
-
-enum { RECENT = 1024 };
 
 typedef struct attempt_key {
     uint64_t request, attempt;
@@ -16,14 +13,12 @@ struct jobs {
     job *list;   /* utlist: in order of arrival */
     job *by_key; /* uthash */
     jobs_counts counts;
-    attempt_key recent[RECENT];
-    size_t recent_at;
+    td_recent recent; /* attempts that are over */
 };
 
 static td_status check(const Tandem__Prefill *m, int32_t vocab, uint32_t max_prompt, td_error *err)
 {
     const Tandem__KvDestination *d = m->destination;
-    const Tandem__Sampling *s = m->sampling;
 
     if (m->request == 0 || m->max_tokens == 0 || m->n_tokens == 0)
         return td_fail(err, TD_INVALID,
@@ -35,22 +30,25 @@ static td_status check(const Tandem__Prefill *m, int32_t vocab, uint32_t max_pro
         if (m->tokens[i] < 0 || m->tokens[i] >= vocab)
             return td_fail(err, TD_INVALID, "prefill: token %d at %zu, the vocabulary has %d",
                            m->tokens[i], i, vocab);
-    if (s == NULL || !isfinite(s->temperature) || s->temperature < 0 || !(s->top_p > 0) ||
-        !(s->top_p <= 1) || s->top_k < 0)
-        return td_fail(err, TD_INVALID, "prefill: sampling parameters are missing or out of range");
-    if (m->n_stop_ids > JOB_MAX_STOPS || s->n_banned > JOB_MAX_BANNED)
-        return td_fail(err, TD_INVALID,
-                       "prefill: %zu stop ids (at most %d), %zu banned ranges (at "
-                       "most %d)",
-                       m->n_stop_ids, JOB_MAX_STOPS, s->n_banned, JOB_MAX_BANNED);
     if (d == NULL || d->worker_id.len == 0 || d->worker_id.len >= JOB_ID_BYTES ||
         d->descriptor.len == 0 || d->n_extents == 0)
         return td_fail(err, TD_INVALID, "prefill: the destination is missing or incomplete");
     return TD_OK;
 }
 
+/* The earlier of two: so long after the message came, and the moment by the wall clock. The second
+ * holds even if the message lay somewhere for longer than anyone knows. */
+static td_usec lease_deadline(const Tandem__KvDestination *d, td_usec received)
+{
+    td_usec at = received + (td_usec)d->lease_ms * TD_USEC_PER_MSEC;
+    int64_t wall_left = (int64_t)d->lease_end_wall_ms * 1000 - td_wall_us();
+    td_usec by_wall = td_now_us() + wall_left;
+
+    return d->lease_end_wall_ms != 0 && by_wall < at ? by_wall : at;
+}
+
 td_status job_create(const Tandem__Prefill *m, int32_t link, int32_t vocab, uint32_t max_prompt,
-                     td_usec now, job **out, td_error *err)
+                     td_usec received, job **out, td_error *err)
 {
     const Tandem__KvDestination *d = m->destination;
     td_status st = check(m, vocab, max_prompt, err);
@@ -68,6 +66,11 @@ td_status job_create(const Tandem__Prefill *m, int32_t link, int32_t vocab, uint
         job_free(j);
         return td_fail(err, TD_NOMEM, "prefill: no memory for a prompt of %zu tokens", m->n_tokens);
     }
+    st = td_generation_read(&j->generation, m->sampling, m->stop_ids, m->n_stop_ids, err);
+    if (st != TD_OK) {
+        job_free(j);
+        return st;
+    }
     j->request = m->request;
     j->attempt = m->attempt;
     j->link = link;
@@ -75,18 +78,7 @@ td_status job_create(const Tandem__Prefill *m, int32_t link, int32_t vocab, uint
     j->n_tokens = (int32_t)m->n_tokens;
     j->max_tokens = m->max_tokens;
     j->index = m->index;
-    j->n_stops = (int32_t)m->n_stop_ids;
-    for (size_t i = 0; i < m->n_stop_ids; i++)
-        j->stops[i] = m->stop_ids[i];
-    for (size_t i = 0; i < m->sampling->n_banned; i++)
-        j->banned[i] = (td_id_range){m->sampling->banned[i]->first, m->sampling->banned[i]->last};
-    j->sampling = (td_sampling){.temperature = m->sampling->temperature,
-                                .top_p = m->sampling->top_p,
-                                .top_k = m->sampling->top_k,
-                                .seed = m->sampling->seed,
-                                .index = m->index,
-                                .banned = j->banned,
-                                .n_banned = (int32_t)m->sampling->n_banned};
+    j->generation.sampling.index = m->index;
     memcpy(j->worker_id, d->worker_id.data, d->worker_id.len);
     j->incarnation = d->incarnation;
     j->epoch = d->epoch;
@@ -100,8 +92,8 @@ td_status job_create(const Tandem__Prefill *m, int32_t link, int32_t vocab, uint
     j->dst_n_ext = d->n_extents;
     for (size_t i = 0; i < d->n_extents; i++)
         j->dst_ext[i] = (td_kv_extent){d->extents[i]->first, d->extents[i]->count};
-    j->lease_deadline = now + (td_usec)d->lease_ms * TD_USEC_PER_MSEC;
-    j->queued_at = now;
+    j->lease_deadline = lease_deadline(d, received);
+    j->queued_at = received;
     *out = j;
     return TD_OK;
 }
@@ -164,15 +156,12 @@ job *jobs_find(jobs *q, uint64_t request, uint32_t attempt)
 
 bool jobs_was_here(const jobs *q, uint64_t request, uint32_t attempt)
 {
-    for (size_t i = 0; i < RECENT; i++)
-        if (q->recent[i].request == request && q->recent[i].attempt == attempt)
-            return true;
-    return false;
+    return td_recent_has(&q->recent, request, attempt);
 }
 
 void jobs_remember(jobs *q, uint64_t request, uint32_t attempt)
 {
-    q->recent[q->recent_at++ % RECENT] = (attempt_key){request, attempt};
+    td_recent_add(&q->recent, request, attempt);
 }
 
 job *jobs_first_queued(jobs *q)

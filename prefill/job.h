@@ -12,14 +12,14 @@
 
 #include <uthash.h>
 
+#include "common/attempts.h"
 #include "common/clock.h"
 #include "common/kv_pool.h"
 #include "common/kv_push.h"
-#include "common/sampling.h"
 #include "common/status.h"
 #include "proto/tandem.pb-c.h"
 
-enum { JOB_MAX_EXTENTS = 64, JOB_MAX_STOPS = 16, JOB_MAX_BANNED = 64, JOB_ID_BYTES = 96 };
+enum { JOB_MAX_EXTENTS = 64, JOB_ID_BYTES = 96 };
 
 typedef enum job_state { JOB_QUEUED, JOB_COMPUTING, JOB_PUSHING } job_state;
 
@@ -34,10 +34,7 @@ typedef struct job {
     int32_t n_tokens;
     uint32_t max_tokens; /* wanted, the first one included */
     uint32_t index;      /* number of the first token within the answer */
-    td_sampling sampling;
-    td_id_range banned[JOB_MAX_BANNED];
-    int32_t stops[JOB_MAX_STOPS];
-    int32_t n_stops;
+    td_generation generation;
 
     /* The destination, as the decode worker gave it. */
     char worker_id[JOB_ID_BYTES];
@@ -67,10 +64,10 @@ typedef struct job {
     UT_hash_handle hh;
 } job;
 
-/* Check m and copy what it says. vocab and max_prompt bound what is accepted. TD_INVALID names what
- * is wrong; TD_NOMEM. */
+/* Check m and copy what it says. vocab and max_prompt bound what is accepted. The lease counts from
+ * received, when the message reached this process. TD_INVALID names what is wrong; TD_NOMEM. */
 TD_MUST_CHECK td_status job_create(const Tandem__Prefill *m, int32_t link, int32_t vocab,
-                                   uint32_t max_prompt, td_usec now, job **out, td_error *err);
+                                   uint32_t max_prompt, td_usec received, job **out, td_error *err);
 void job_free(job *j); /* holds no pages any more; NULL is fine */
 
 typedef struct jobs jobs;

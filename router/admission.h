@@ -12,7 +12,7 @@
 
 typedef struct admission {
     uint32_t max_requests; /* admitted and not yet left */
-    uint64_t max_tokens;   /* sum of prompt + max_tokens over them */
+    uint64_t max_tokens;   /* sum over them of prompt and what is reserved for the answer */
     uint32_t requests;
     uint64_t tokens;
     uint64_t refused;  /* since start */

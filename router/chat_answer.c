@@ -36,9 +36,13 @@ static const char *error_type(td_status s)
     }
 }
 
-static const char *error_code(td_status s)
+static const char *error_code(const td_error *err)
 {
-    return s == TD_NOTFOUND      ? "model_not_found"
+    td_status s = err->code;
+
+    return strstr(err->text, "context window") != NULL && s == TD_INVALID
+               ? "context_length_exceeded"
+           : s == TD_NOTFOUND    ? "model_not_found"
            : s == TD_BUSY        ? "rate_limit_exceeded"
            : s == TD_UNAVAILABLE ? "service_unavailable"
                                  : NULL;
@@ -51,8 +55,7 @@ void chat_answer_error(td_http_request *req, const td_error *err, uint32_t retry
 
     snprintf(seconds, sizeof seconds, "%u", retry_s);
     td_http_error(req, td_status_http(err->code), error_type(err->code), err->text,
-                  err->param[0] ? err->param : NULL, error_code(err->code),
-                  retry_s > 0 ? retry : NULL);
+                  err->param[0] ? err->param : NULL, error_code(err), retry_s > 0 ? retry : NULL);
 }
 
 /* ---- the end ---- */
@@ -360,7 +363,7 @@ static void on_error(void *user, const td_error *err, uint32_t retry_s)
         td_buf_clear(&a->out);
         td_buf_str(&a->out, "data: ");
         td_http_error_json(&a->out, error_type(err->code), err->text,
-                           err->param[0] ? err->param : NULL, error_code(err->code));
+                           err->param[0] ? err->param : NULL, error_code(err));
         td_buf_str(&a->out, "\n\n");
         td_http_stream_write(a->req, a->out.ptr, a->out.len);
         td_http_stream_cut(a->req);

@@ -24,6 +24,10 @@ const td_option router_options[] = {
      "new "
      "reservation, at the price of one prefill.",
      NULL},
+    {"prefill-backlog", TD_OPT_U64, offsetof(router_config, prefill_backlog), "65536", 0, 1e12,
+     "Tokens that may wait at one prefill worker; past it requests wait in the router, where they "
+     "hold no pages. 0: no bound.",
+     NULL},
     {"queue-timeout", TD_OPT_DURATION_MS, offsetof(router_config, queue_ms), "30s", 0, 3600000,
      "Longest wait for room on the workers before a request is answered 429.", NULL},
     {"recovery-timeout", TD_OPT_DURATION_MS, offsetof(router_config, recovery_ms), "20s", 0,

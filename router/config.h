@@ -9,10 +9,11 @@ typedef struct router_config {
     char *http_listen;    /* host:port */
     char *workers_listen; /* tcp://host:port: workers' PUSH */
     char *rpc_listen;     /* tcp://host:port: gateways' REQ; "": none */
-    char *router_id;      /* "": host name, workers' port and process id */
+    char *router_id;      /* "": host name and process id */
     uint32_t max_requests;
     uint64_t max_tokens_inside;
     uint32_t reserve_tokens;
+    uint64_t prefill_backlog;
     int64_t queue_ms, recovery_ms, lease_ms, stall_ms;
     uint32_t retries;
     uint32_t render_threads;

@@ -18,6 +18,7 @@ typedef struct program {
     rpc_api *rpc;
     td_timer *drain_timer;
     int signals;
+    bool said_goodbye;
 } program;
 
 static void on_http_idle(void *arg)
@@ -37,10 +38,16 @@ static void on_drain_deadline(void *arg)
     program *p = arg;
     td_error err = {0};
 
+    if (p->said_goodbye) { /* the sockets have had their second */
+        td_loop_stop(p->loop);
+        return;
+    }
     td_warn("drain_deadline", "requests=%zu", request_count(p->router));
     td_fail(&err, TD_UNAVAILABLE, "this router has shut down before the answer was done");
+    /* Their clients are told; the loop goes on until that is on the wire, or for a second. */
+    p->said_goodbye = true;
+    td_timer_in(p->drain_timer, TD_USEC_PER_SEC);
     request_end_all(p->router, &err);
-    td_loop_stop(p->loop);
 }
 
 static void on_signal(void *arg)

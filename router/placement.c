@@ -38,6 +38,12 @@ static int share_cmp(uint64_t a, uint64_t b, uint64_t c, uint64_t d)
     return left < right ? -1 : left > right;
 }
 
+/* Between equals: the one whose last work is longer ago, so that light load is spread as well. */
+static bool rested_longer(const worker_view *a, const worker_view *b)
+{
+    return a->last_sent != b->last_sent ? a->last_sent < b->last_sent : strcmp(a->id, b->id) < 0;
+}
+
 static bool decode_better(const worker_view *a, const worker_view *b, uint32_t pages)
 {
     uint64_t busy_a = (uint64_t)a->running + a->reserved + a->sent_requests;
@@ -47,14 +53,14 @@ static bool decode_better(const worker_view *a, const worker_view *b, uint32_t p
     if (c == 0)
         c = share_cmp(a->pages_total - minus(a->pages_free, a->sent_pages + pages), a->pages_total,
                       b->pages_total - minus(b->pages_free, b->sent_pages + pages), b->pages_total);
-    return c < 0 || (c == 0 && strcmp(a->id, b->id) < 0);
+    return c < 0 || (c == 0 && rested_longer(a, b));
 }
 
 static bool prefill_better(const worker_view *a, const worker_view *b)
 {
     uint64_t qa = a->queued_tokens + a->sent_tokens, qb = b->queued_tokens + b->sent_tokens;
 
-    return qa < qb || (qa == qb && strcmp(a->id, b->id) < 0);
+    return qa < qb || (qa == qb && rested_longer(a, b));
 }
 
 /* The best decode worker with room; `avoid` is looked at only if nothing else is there. *largest is
@@ -105,6 +111,21 @@ static const worker_view *choose_prefill(const worker_view *view, size_t n, uint
     return best != NULL ? best : fallback;
 }
 
+size_t placement_capacity(const worker_view *view, size_t n)
+{
+    size_t decode = 0, prefill = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const worker_view *w = &view[i];
+        size_t room = usable(w, WORKER_DECODE) ? (size_t)w->pages_total * TD_PAGE_TOKENS : 0;
+
+        decode = room > decode ? room : decode;
+        if (usable(w, WORKER_PREFILL) && w->max_prompt_tokens > prefill)
+            prefill = w->max_prompt_tokens;
+    }
+    return decode < prefill ? decode : prefill;
+}
+
 td_status placement_choose(const worker_view *view, size_t n, const placement_need *need,
                            placement *out, td_error *err)
 {
@@ -128,8 +149,12 @@ td_status placement_choose(const worker_view *view, size_t n, const placement_ne
         return td_fail(err, TD_INVALID, "prompt of %u tokens; the largest prefill worker takes %u",
                        need->prompt_tokens, longest);
     if (d == NULL)
-        return td_fail(err, TD_BUSY, "no decode worker has %u free KV pages now", pages);
+        return td_fail(err, TD_BUSY, "no decode worker has %u free KV pages and a free place now",
+                       pages);
     td_assert(p != NULL);
+    if (need->max_backlog > 0 && p->queued_tokens + p->sent_tokens > need->max_backlog)
+        return td_fail(err, TD_BUSY, "every prefill worker has more than %llu tokens waiting",
+                       (unsigned long long)need->max_backlog);
     *out = (placement){.decode = d, .prefill = p};
     return TD_OK;
 }

@@ -13,8 +13,10 @@
 
 typedef struct placement_need {
     uint32_t prompt_tokens;
-    uint32_t max_tokens;       /* tokens still wanted; prompt + max_tokens positions are reserved */
-    const char *avoid_decode;  /* worker ids that failed this request last; NULL or "": none. */
+    uint32_t max_tokens;      /* tokens still wanted; prompt + max_tokens positions are reserved */
+    uint64_t max_backlog;     /* a prefill worker with more tokens queued is full; 0: no bound. What
+                               * waits there holds pages on a decode worker, and its lease runs */
+    const char *avoid_decode; /* worker ids that failed this request last; NULL or "": none. */
     const char *avoid_prefill; /* Avoided only while another worker would do. */
 } placement_need;
 
@@ -23,13 +25,17 @@ typedef struct placement {
 } placement;
 
 /* Choose from view[0..n). Among decode workers that are ready and have room: least load (share of
- * its batch in use, then share of its pages in use after this request), then the lowest id. Among
- * prefill workers that are ready and can hold the prompt: fewest tokens queued, then lowest id.
+ * its batch in use, then share of its pages in use after this request), then the longest rest, then
+ * the lowest id. Among prefill workers that are ready and can hold the prompt: fewest tokens
+ * queued, then the same.
  *
  * TD_OK and *out; TD_BUSY: workers exist but none has room now; TD_UNAVAILABLE: no ready worker of
  * a role; TD_INVALID: no ready worker could ever hold it (the text has the numbers). */
 TD_MUST_CHECK td_status placement_choose(const worker_view *view, size_t n,
                                          const placement_need *need, placement *out, td_error *err);
+
+/* Positions, prompt and answer together, that some pair of ready workers could hold; 0: no pair. */
+size_t placement_capacity(const worker_view *view, size_t n);
 
 /* Pages that this request takes on a decode worker. */
 uint32_t placement_pages(const placement_need *need);

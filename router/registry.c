@@ -13,6 +13,7 @@ struct registry {
     worker_view *workers;
     size_t n, cap;
     int32_t vocab;
+    uint64_t sends; /* messages that gave a worker something to do */
     registry_model model;
 };
 
@@ -211,7 +212,13 @@ static td_status take_report(registry *r, const char *id, const Tandem__WorkerMe
         } else {
             *change = REGISTRY_REFUSED;
         }
-    } else if (w->state != WORKER_REFUSED && w->state != state_of(rep->state)) {
+    } else if (w->state == WORKER_REFUSED) {
+        /* What it did not fit may have gone since. */
+        if (report_fits(r, rep, w->refused, sizeof w->refused)) {
+            w->state = state_of(rep->state);
+            *change = REGISTRY_JOINED;
+        }
+    } else if (w->state != state_of(rep->state)) {
         w->state = state_of(rep->state);
         if (*change == REGISTRY_NONE)
             *change = REGISTRY_STATE;
@@ -263,6 +270,7 @@ void registry_sent_reserve(registry *r, const char *id, uint32_t pages)
     worker_view *w = find(r, id);
 
     if (w != NULL) {
+        w->last_sent = ++r->sends;
         w->sent_pages += pages;
         w->sent_requests++;
     }
@@ -272,8 +280,10 @@ void registry_sent_prefill(registry *r, const char *id, uint32_t tokens)
 {
     worker_view *w = find(r, id);
 
-    if (w != NULL)
+    if (w != NULL) {
+        w->last_sent = ++r->sends;
         w->sent_tokens += tokens;
+    }
 }
 
 bool registry_remove(registry *r, const char *id)

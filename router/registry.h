@@ -48,6 +48,7 @@ typedef struct worker_view {
     uint32_t max_prompt_tokens;
     uint32_t sent_pages, sent_requests; /* decode: reserved by us since the report */
     uint64_t sent_tokens;               /* prefill: sent by us since the report */
+    uint64_t last_sent; /* number of the last message that gave it work; 0: none yet */
 } worker_view;
 
 typedef struct registry registry;

@@ -46,11 +46,12 @@ struct request {
     workers_call *call;   /* a Reserve or Prefill on its way */
     uint8_t *destination; /* packed KvDestination, owned */
     size_t n_destination;
-    bool waits;            /* in router.waiting */
-    bool reserved;         /* the decode worker holds pages, as far as we know */
-    bool prefill_sent;     /* a source may write into them */
-    bool transferred;      /* it has said that it is done */
-    bool prefill_answered; /* our Prefill was accepted */
+    bool waits;             /* in router.waiting */
+    bool reserved;          /* the decode worker holds pages, as far as we know */
+    bool prefill_sent;      /* a source may write into them */
+    bool transferred;       /* it has said that it is done */
+    td_usec reserve_sent;   /* when this attempt asked for its pages */
+    td_usec place_deadline; /* of the present wait for workers; 0: not waiting */
     uint32_t retries_left;
     char avoid_decode[REGISTRY_ID_BYTES], avoid_prefill[REGISTRY_ID_BYTES];
     td_usec deadline; /* of the present phase; TD_USEC_NEVER */
@@ -71,6 +72,24 @@ struct request {
     struct request *prev, *next; /* utlist: router.waiting */
     UT_hash_handle hh;           /* router.by_id */
 };
+
+/* request.c: the order of events, and the three ways out. After any of them q may be gone. */
+void request_advance(request *q);
+void request_finish(request *q, harmony_end end);
+void request_end_in_error(request *q, const td_error *err);
+/* An attempt has failed: another one, within the budget, or the end. */
+void request_fail(request *q, const td_error *err, bool decode_at_fault, bool prefill_at_fault);
+/* A worker's status as ours: its INVALID is not the client's mistake, its CANCELED not our wish. */
+td_status request_blame(td_status worker_said);
+
+/* request_attempt.c */
+td_status request_step_place(request *q, td_error *err);
+td_status request_step_reserve(request *q, td_error *err);
+td_status request_step_prefill(request *q, td_error *err);
+void request_release(request *q); /* give back what the attempt holds on workers */
+void request_stop_waiting(request *q);
+/* A worker was fuller than its last report: wait for the next one, in line. */
+void request_wait_for_room(request *q, td_status why, const td_error *err);
 
 /* What has become of a request after some of its output. */
 typedef enum output_state {

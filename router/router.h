@@ -14,7 +14,8 @@
 #include "router/tokenizer.h"
 #include "router/workers.h"
 
-enum { ROUTER_MAX_BANNED = 64 };
+/* Workers take 64 ranges; ignore_eos adds the stop ids to these. */
+enum { ROUTER_MAX_BANNED = 64 - HARMONY_MAX_STOPS };
 
 typedef struct router_metrics {
     td_gauge *running, *waiting;

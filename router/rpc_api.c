@@ -449,6 +449,9 @@ static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stre
              (int)(m->request_id.len < sizeof s->request_id ? m->request_id.len
                                                             : sizeof s->request_id - 1),
              (const char *)m->request_id.data);
+    for (char *c = s->request_id; *c != '\0'; c++) /* it goes into log lines */
+        if (*c <= ' ' || *c >= 0x7f || *c == '"')
+            *c = '_';
     if (s->request_id[0] != '\0' && same_request(g, s->request_id)) {
         free(s);
         return td_fail(err, TD_INVALID, "a request with this request_id is running");
@@ -492,29 +495,33 @@ static void take_generate(rpc_api *a, rpc_call *call, const Tandem__GatewayGener
     reply(call, &m);
 }
 
-static void take_cancel(rpc_api *a, rpc_call *call, uint64_t id)
+static bool is_canceled(const stream *s, const Tandem__GatewayCancel *m)
 {
-    Tandem__GatewayReply m = TANDEM__GATEWAY_REPLY__INIT;
-    gateway *g;
+    if (m->stream != 0)
+        return s->id == m->stream;
+    return m->request_id.len > 0 && strlen(s->request_id) == m->request_id.len &&
+           memcmp(s->request_id, m->request_id.data, m->request_id.len) == 0;
+}
 
-    DL_FOREACH(a->gateways, g)
+static void take_cancel(rpc_api *a, rpc_call *call, const Tandem__GatewayCancel *m)
+{
+    Tandem__GatewayReply ok = TANDEM__GATEWAY_REPLY__INIT;
+    gateway *g = known(a, m->gateway_id);
+    stream *s, *next;
+
+    DL_FOREACH_SAFE(g != NULL ? g->streams : NULL, s, next)
     {
-        stream *s, *next;
+        Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
 
-        DL_FOREACH_SAFE(g->streams, s, next)
-        {
-            Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
-
-            if (s->id != id)
-                continue;
-            request_cancel(s->q, "gateway_cancel");
-            e.status = TD_CANCELED;
-            e.text = binary("canceled");
-            add_event(s, &e);
-            drop_stream(s);
-        }
+        if (!is_canceled(s, m))
+            continue;
+        request_cancel(s->q, "gateway_cancel");
+        e.status = TD_CANCELED;
+        e.text = binary("canceled");
+        add_event(s, &e);
+        drop_stream(s);
     }
-    reply(call, &m);
+    reply(call, &ok);
 }
 
 static void take_ping(rpc_api *a, rpc_call *call, const Tandem__GatewayPing *ping)
@@ -550,7 +557,7 @@ static void take_request(rpc_api *a, const incoming *in)
     switch (m->body_case) {
     case TANDEM__GATEWAY_REQUEST__BODY_HELLO: take_hello(a, in->call, m->hello); break;
     case TANDEM__GATEWAY_REQUEST__BODY_GENERATE: take_generate(a, in->call, m->generate); break;
-    case TANDEM__GATEWAY_REQUEST__BODY_CANCEL: take_cancel(a, in->call, m->cancel->stream); break;
+    case TANDEM__GATEWAY_REQUEST__BODY_CANCEL: take_cancel(a, in->call, m->cancel); break;
     case TANDEM__GATEWAY_REQUEST__BODY_PING: take_ping(a, in->call, m->ping); break;
     default:
         td_fail(&err, TD_INVALID, "the request has no body that this version knows");
@@ -636,6 +643,8 @@ void rpc_api_free(rpc_api *a)
     rpc_server_close(a->server);
     while (a->gateways != NULL) {
         send_pending(a->gateways);
+        if (rpc_push_flush(a->gateways->push, 200) != TD_OK)
+            td_debug("gateway_not_flushed", "gateway=%s", a->gateways->id);
         drop_gateway(a->gateways, "this router stops");
     }
     td_timer_free(a->timer);

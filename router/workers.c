@@ -22,8 +22,8 @@
 enum {
     TAKE = 64,
     HELLO_MS = 3000,
-    RESERVE_MS = 5000,
-    PREFILL_MS = 10000,
+    RESERVE_MS = 15000, /* both are answered between two steps or chunks of the worker */
+    PREFILL_MS = 30000,
     CANCEL_MS = 3000,
     CANCEL_TRIES = 3,
     WATCH_MS = 250
@@ -73,6 +73,7 @@ struct workers {
     td_mailbox *mailbox;
     td_watch *watch;
     td_timer *timer;
+    td_usec watched_at; /* when silence was last looked for */
     peer *peers;
     workers_call *calls;
     td_pb_arena arena, reply_arena;
@@ -232,6 +233,11 @@ workers_call *workers_reserve(workers *w, const char *id, uint64_t incarnation,
     return start_call(w, id, incarnation, &req, RESERVE_MS, fn, arg);
 }
 
+void workers_plan_prefill(workers *w, const char *id, uint32_t tokens)
+{
+    registry_sent_prefill(w->registry, id, tokens);
+}
+
 workers_call *workers_prefill(workers *w, const char *id, uint64_t incarnation,
                               const Tandem__Prefill *m, workers_reply_fn fn, void *arg)
 {
@@ -241,7 +247,6 @@ workers_call *workers_prefill(workers *w, const char *id, uint64_t incarnation,
     prefill.router_id = binary(w->router_id);
     req.body_case = TANDEM__WORKER_REQUEST__BODY_PREFILL;
     req.prefill = &prefill;
-    registry_sent_prefill(w->registry, id, (uint32_t)m->n_tokens);
     return start_call(w, id, incarnation, &req, PREFILL_MS, fn, arg);
 }
 
@@ -428,7 +433,7 @@ static void take_peer_down(workers *w, uint32_t pull_peer)
 
 /* What the worker said, or why it did not. *reply is set when st is TD_OK. */
 static td_status read_reply(workers *w, const incoming *in, const Tandem__WorkerReply **reply,
-                            td_error *err)
+                            bool *answered, td_error *err)
 {
     Tandem__WorkerReply *r;
 
@@ -439,11 +444,12 @@ static td_status read_reply(workers *w, const incoming *in, const Tandem__Worker
     if (r == NULL)
         return td_fail(err, TD_INTERNAL, "worker %s answered with something unreadable",
                        in->call->id);
+    *answered = true;
     if (r->status != TD_OK) {
         size_t n = r->text.len < 300 ? r->text.len : 300;
 
         return td_fail(err, r->status < TD_STATUS_COUNT ? (td_status)r->status : TD_INTERNAL,
-                       "%.*s", (int)n, (const char *)r->text.data);
+                       "%.*s", (int)n, n > 0 ? (const char *)r->text.data : "");
     }
     *reply = r;
     return TD_OK;
@@ -454,13 +460,14 @@ static void take_reply(workers *w, const incoming *in)
     workers_call *call = in->call;
     const Tandem__WorkerReply *reply = NULL;
     td_error err = {0};
-    td_status st = read_reply(w, in, &reply, &err);
+    bool answered = false;
+    td_status st = read_reply(w, in, &reply, &answered, &err);
     const worker_view *v;
 
     switch (call->kind) {
     case CALL_USER:
         if (call->fn != NULL)
-            call->fn(call->arg, st, reply, &err);
+            call->fn(call->arg, st, answered, reply, &err);
         break;
     case CALL_HELLO:
         v = registry_find(w->registry, call->id);
@@ -512,7 +519,15 @@ static void on_watch(void *arg)
 {
     workers *w = arg;
     const worker_view *v;
+    td_usec now = td_now_us();
 
+    /* A router that was itself held up has heartbeats waiting to be read: those first. */
+    if (w->watched_at != 0 && now - w->watched_at > 3 * WATCH_MS * TD_USEC_PER_MSEC) {
+        w->watched_at = now;
+        td_timer_in(w->timer, WATCH_MS * TD_USEC_PER_MSEC);
+        return;
+    }
+    w->watched_at = now;
     while ((v = registry_expired(w->registry, td_now_us())) != NULL)
         lose(w, v->id, v->incarnation, "no heartbeat in time");
     td_timer_in(w->timer, WATCH_MS * TD_USEC_PER_MSEC);

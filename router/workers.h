@@ -33,9 +33,10 @@ const registry *workers_registry(const workers *w);
 const char *workers_url(const workers *w); /* what listen bound */
 
 /* Done once, on the loop's thread, never inside the call that started it. reply lives for the call
- * and is NULL unless st is TD_OK (then the worker's own status is OK too). */
-typedef void (*workers_reply_fn)(void *arg, td_status st, const Tandem__WorkerReply *reply,
-                                 const td_error *err);
+ * and is NULL unless st is TD_OK (then the worker's own status is OK too). answered: the status is
+ * the worker's own word; otherwise nobody knows whether it has acted. */
+typedef void (*workers_reply_fn)(void *arg, td_status st, bool answered,
+                                 const Tandem__WorkerReply *reply, const td_error *err);
 
 /* Each names the worker by id and incarnation: another life of it answers TD_UNAVAILABLE. The
  * message is packed before return. fn is called exactly once, unless the handle is forgotten. */
@@ -46,6 +47,9 @@ TD_MUST_CHECK workers_call *workers_reserve(workers *w, const char *id, uint64_t
 TD_MUST_CHECK workers_call *workers_prefill(workers *w, const char *id, uint64_t incarnation,
                                             const Tandem__Prefill *m, workers_reply_fn fn,
                                             void *arg);
+/* A request has been placed and its prompt will go to this prefill worker: counted as load from now
+ * on, since a burst is placed before the first of its prompts is sent. */
+void workers_plan_prefill(workers *w, const char *id, uint32_t tokens);
 /* No reply is waited for by the caller; repeated a few times until the worker has answered. */
 void workers_cancel(workers *w, const char *id, uint64_t incarnation, const Tandem__Cancel *m);
 

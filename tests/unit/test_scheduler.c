@@ -19,8 +19,7 @@ static reservation landed(uint64_t id, int32_t first, uint32_t max_tokens)
                      .prompt_tokens = 10,
                      .max_tokens = max_tokens,
                      .base_index = 5,
-                     .stops = {STOP},
-                     .n_stops = 1,
+                     .generation = {.stops = {STOP}, .n_stops = 1},
                      .pages = &page0,
                      .n_pages = 1,
                      .state = RESERVATION_RUNNING};
