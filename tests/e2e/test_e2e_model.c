@@ -250,7 +250,7 @@ static bool is_right(const cJSON *row, const ask *a)
            strcmp(a->calls[0].name, cJSON_GetObjectItem(tool, "name")->valuestring) == 0;
 }
 
-/* All at once, so that they share batches of mixed lengths. The model card says 97 of 100. */
+/* All at once, so that they share batches of mixed lengths. The model card says 99 of 100. */
 static void test_held_out_set(cluster *c)
 {
     FILE *f = fopen("models/tandem-tiny/eval/heldout.jsonl", "r");
