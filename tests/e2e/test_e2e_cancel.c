@@ -173,19 +173,18 @@ static void test_leave_the_routers_queue(cluster *c)
 /* Nothing is read from the connection: the router must not pile up the answer. */
 static void test_client_that_does_not_read(cluster *c)
 {
-    process *router = cluster_router(c, "--slow-client 1KiB --reserve-tokens 4096");
+    process *router = cluster_router(c, "--slow-client 1KiB --reserve-tokens 16384");
     process *prefill = cluster_prefill(c, "");
     process *decode = cluster_decode(c, "");
     ask lazy, other;
 
     cluster_ready(c);
-    /* Chunks of some 250 bytes: about 25000 of them fill the sockets' buffers. */
+    /* Chunks of some 250 bytes, until they fill the sockets' buffers. */
     ask_chat(&lazy, router->port, &(want){.max_tokens = 60000, .stream = true});
     ask_whole(&other, router->port, &(want){.max_tokens = 20});
     ask_assert_good(&other);
     ask_free(&other);
-    E2E_AWAIT(process_metric(decode, "vllm:num_requests_running") == 0);
-    assert_true(process_logged(router, "slow_client"));
+    E2E_AWAIT(process_logged(router, "slow_client"));
     ask_free(&lazy);
     E2E_AWAIT(decode_is_empty(decode) && prefill_is_empty(prefill));
 }
