@@ -111,8 +111,13 @@ static void close_comm(td_comm *base)
 td_status td_comm_threads_open(const td_ops *ops, int32_t n, td_comm **out, td_error *err)
 {
     static const td_comm_impl impl = {reduce_add, abort_all, reset, close_comm};
-    comm_threads *c = calloc(1, sizeof *c);
+    comm_threads *c;
 
+    if (ops != &td_ops_cpu) /* a step that was enqueued has not run when its call returns */
+        return td_fail_param(err, "--tp",
+                             "%d ranks: backend %s has no collectives and runs on one rank", n,
+                             ops->name);
+    c = calloc(1, sizeof *c);
     if (c == NULL)
         return td_fail(err, TD_NOMEM, "collectives: no memory");
     c->base.impl = &impl;

@@ -1,0 +1,250 @@
+/* load: weights from a checkpoint's rows to device memory.
+ *
+ * Rows are gathered into one of two pinned buffers and copied from there in stream order; while one
+ * is being copied the host fills the other. bf16 rows land at their final pitch; MXFP4 rows land in
+ * a raw buffer on the device, from which a kernel writes the units of mxfp4.h. */
+#include "kernels/cuda/backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static td_status open_staging(td_dev *dev, bool raw, td_error *err)
+{
+    td_status st = TD_OK;
+
+    for (int i = 0; st == TD_OK && i < 2; i++) {
+        if (dev->pinned[i] == NULL)
+            st = td_cuda_status(
+                err, cudaHostAlloc((void **)&dev->pinned[i], TD_CUDA_STAGING, cudaHostAllocDefault),
+                "pinned memory for loading");
+        if (st == TD_OK && raw && dev->raw[i] == NULL)
+            st = td_cuda_status(err, cudaMalloc((void **)&dev->raw[i], TD_CUDA_STAGING),
+                                "device memory for loading");
+    }
+    return st;
+}
+
+/* Buffer i, once what was last put there has been copied. */
+static td_status take_staging(td_dev *dev, int i, td_error *err)
+{
+    return td_cuda_status(err, cudaEventSynchronize(dev->staged[i]), "copying weights");
+}
+
+static td_status give_staging(td_dev *dev, int i, td_error *err)
+{
+    return td_cuda_status(err, cudaEventRecord(dev->staged[i], dev->stream.handle),
+                          "copying weights");
+}
+
+static void gather(char *dst, size_t width, const char *src, int64_t stride, int32_t rows)
+{
+    if (stride == (int64_t)width) {
+        memcpy(dst, src, width * (size_t)rows);
+        return;
+    }
+    for (int32_t r = 0; r < rows; r++, dst += width, src += stride)
+        memcpy(dst, src, width);
+}
+
+static cudaError_t copy_rows(td_dev *dev, char *dst, size_t pitch, size_t width, int32_t rows,
+                             int i)
+{
+    if (pitch == width) /* one long run: what the copy engine is fastest at */
+        return cudaMemcpyAsync(dst, dev->pinned[i], width * (size_t)rows, cudaMemcpyHostToDevice,
+                               dev->stream.handle);
+    return cudaMemcpy2DAsync(dst, pitch, dev->pinned[i], width, width, (size_t)rows,
+                             cudaMemcpyHostToDevice, dev->stream.handle);
+}
+
+/* Every row of the blocks, one after the other, at dst and every `pitch` bytes on. */
+static td_status upload_rows(td_dev *dev, char *dst, size_t pitch, size_t width, size_t elt,
+                             const td_host_block *blocks, int32_t n_blocks, td_error *err)
+{
+    int32_t most = (int32_t)(TD_CUDA_STAGING / (width > 0 ? width : 1));
+    td_status st = open_staging(dev, false, err);
+    int i = 0;
+
+    for (int32_t b = 0; st == TD_OK && b < n_blocks; b++)
+        for (int32_t r = 0, n; st == TD_OK && r < blocks[b].rows; r += n, i ^= 1) {
+            int64_t stride = blocks[b].row_stride * (int64_t)elt;
+
+            n = blocks[b].rows - r < most ? blocks[b].rows - r : most;
+            if ((st = take_staging(dev, i, err)) != TD_OK)
+                break;
+            gather(dev->pinned[i], width, (const char *)blocks[b].ptr + r * stride, stride, n);
+            st = td_cuda_status(err, copy_rows(dev, dst, pitch, width, n, i), "copying weights");
+            if (st == TD_OK)
+                st = give_staging(dev, i, err);
+            dst += (size_t)n * pitch;
+        }
+    return st;
+}
+
+static float bf16_at(const void *p)
+{
+    uint16_t h;
+    uint32_t u;
+    float f;
+
+    memcpy(&h, p, sizeof h);
+    u = (uint32_t)h << 16;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Vectors are small and become f32 on the host. */
+static td_status upload_vector(td_dev *dev, td_elt elt, const td_host_block *blocks,
+                               int32_t n_blocks, int32_t n, float *dst, td_error *err)
+{
+    float *all = malloc(((size_t)n + 1) * sizeof *all), *out = all;
+    td_host_block one;
+    td_status st;
+
+    if (all != NULL && (size_t)n * sizeof *all > TD_CUDA_STAGING) {
+        free(all);
+        return td_fail(err, TD_INVALID, "cuda: a vector of %d elements", n);
+    }
+    if (all == NULL)
+        return td_fail(err, TD_NOMEM, "cuda: no memory for a vector of %d", n);
+    for (int32_t b = 0; b < n_blocks; b++)
+        for (int32_t i = 0; i < blocks[b].rows; i++) {
+            const char *at = (const char *)blocks[b].ptr +
+                             (size_t)(i * blocks[b].row_stride) * td_elt_bytes(elt);
+            if (elt == TD_ELT_BF16)
+                *out++ = bf16_at(at);
+            else
+                memcpy(out++, at, sizeof *out);
+        }
+    one = (td_host_block){all, 1, n};
+    st = upload_rows(dev, (char *)dst, (size_t)n * sizeof *all, (size_t)n * sizeof *all,
+                     sizeof *all, &one, 1, err);
+    free(all); /* it is in pinned memory by now */
+    return st;
+}
+
+/* The end of every load: what was enqueued has happened, or the error is reported here. */
+static td_status finish(td_dev *dev, td_status st, td_matrix *m, td_matrix *out, td_error *err)
+{
+    if (st == TD_OK)
+        st = td_cuda_status(err, cudaStreamSynchronize(dev->stream.handle), "loading weights");
+    if (st != TD_OK) {
+        td_cuda_unload(m);
+        return st;
+    }
+    *out = *m;
+    return TD_OK;
+}
+
+td_status td_cuda_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *blocks,
+                       int32_t n_blocks, int32_t cols, td_matrix *out, td_error *err)
+{
+    bool experts = form == TD_FORM_GATE_UP || form == TD_FORM_DOWN;
+    td_matrix m = {.form = form, .E = experts ? n_blocks : 1, .K = cols};
+    size_t eb = td_elt_bytes(elt), width = (size_t)cols * eb, pitch = width;
+    td_status st;
+
+    *out = (td_matrix){0};
+    for (int32_t b = 0; b < n_blocks; b++)
+        m.N = experts ? blocks[b].rows : m.N + blocks[b].rows;
+    m.encoding = td_cuda_encode(CUDA_BF16, 0);
+    if (form == TD_FORM_VECTOR) {
+        m.encoding = td_cuda_encode(CUDA_F32, 0);
+        pitch = sizeof(float);
+    } else if (form == TD_FORM_ROWS) {
+        m.encoding = td_cuda_encode(elt == TD_ELT_F32 ? CUDA_F32 : CUDA_BF16, 0);
+    } else if (elt == TD_ELT_F32) {
+        return td_fail(err, TD_INVALID,
+                       "cuda: a matrix of f32 weights; its kernels multiply bf16 and MXFP4");
+    } else {
+        pitch = (size_t)td_cuda_pitch(cols) * eb;
+    }
+    if (cols < 1 || width > TD_CUDA_STAGING)
+        return td_fail(err, TD_INVALID, "cuda: rows of %d elements; 1 to %zu are possible", cols,
+                       TD_CUDA_STAGING / eb);
+    st = td_cuda_alloc(dev, (size_t)m.E * (size_t)m.N * pitch, &m.mem, err);
+    if (st == TD_OK && form == TD_FORM_VECTOR)
+        st = upload_vector(dev, elt, blocks, n_blocks, m.N, m.mem.ptr, err);
+    else if (st == TD_OK)
+        st = upload_rows(dev, m.mem.ptr, pitch, width, eb, blocks, n_blocks, err);
+    return finish(dev, st, &m, out, err);
+}
+
+/* The largest scale of all experts; 255 is not a number. */
+static td_status largest_scale(const td_host_mxfp4 *src, int32_t *largest, td_error *err)
+{
+    int32_t blocks = src->K / 32, all = 0;
+
+    for (int32_t e = 0; e < src->E; e++) {
+        uint8_t top = 0;
+
+        for (int32_t r = 0; r < src->N; r++) {
+            const uint8_t *s = src->scales + e * src->expert_scales + r * src->row_scales;
+
+            for (int32_t i = 0; i < blocks; i++)
+                top = s[i] > top ? s[i] : top;
+        }
+        if (top == 255)
+            return td_fail(err, TD_INVALID,
+                           "MXFP4 weights: a scale of expert %d is 255, which is NaN", e);
+        all = top > all ? top : all;
+    }
+    *largest = all;
+    return TD_OK;
+}
+
+/* Rows r .. r + n of expert e, through staging buffer i. */
+static td_status upload_mxfp4(td_dev *dev, const td_host_mxfp4 *src, int32_t e, int32_t r,
+                              int32_t n, int i, const td_matrix *m, td_error *err)
+{
+    size_t code = (size_t)src->K / 2, scale = (size_t)src->K / 32;
+    size_t codes = code * (size_t)n, bytes = codes + scale * (size_t)n;
+    char *units = (char *)m->mem.ptr + (size_t)e * td_mx_bytes(m->N, m->K) + td_mx_bytes(r, m->K);
+    td_status st = take_staging(dev, i, err);
+
+    if (st != TD_OK)
+        return st;
+    gather(dev->pinned[i], code,
+           (const char *)src->blocks + e * src->expert_blocks + r * src->row_blocks,
+           src->row_blocks, n);
+    gather(dev->pinned[i] + codes, scale,
+           (const char *)src->scales + e * src->expert_scales + r * src->row_scales,
+           src->row_scales, n);
+    st = td_cuda_status(err,
+                        cudaMemcpyAsync(dev->raw[i], dev->pinned[i], bytes, cudaMemcpyHostToDevice,
+                                        dev->stream.handle),
+                        "copying weights");
+    if (st == TD_OK)
+        st = td_cuda_pack_mxfp4(dev->stream.handle, (const uint8_t *)dev->raw[i],
+                                (const uint8_t *)dev->raw[i] + codes, n, m->K,
+                                td_cuda_mxfp4_shift(m), units, err);
+    return st == TD_OK ? give_staging(dev, i, err) : st;
+}
+
+td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src, td_matrix *out,
+                             td_error *err)
+{
+    td_matrix m = {.form = form, .E = src->E, .N = src->N, .K = src->K};
+    size_t row = (size_t)src->K / 2 + (size_t)src->K / 32;
+    int32_t most, largest = 0;
+    td_status st;
+    int i = 0;
+
+    *out = (td_matrix){0};
+    if (src->K < 32 || src->K % 32 != 0 || row * TD_MX_ROWS > TD_CUDA_STAGING)
+        return td_fail(err, TD_INVALID,
+                       "MXFP4 weights: %d columns are not 1 to %d whole blocks of 32", src->K,
+                       TD_CUDA_STAGING / TD_MX_ROWS / 17);
+    if ((st = largest_scale(src, &largest, err)) != TD_OK)
+        return st;
+    m.encoding = td_cuda_encode(CUDA_MXFP4, largest - 127);
+    most = (int32_t)(TD_CUDA_STAGING / row / TD_MX_ROWS * TD_MX_ROWS);
+    if ((st = open_staging(dev, true, err)) != TD_OK ||
+        (st = td_cuda_alloc(dev, (size_t)m.E * td_mx_bytes(m.N, m.K), &m.mem, err)) != TD_OK)
+        return st;
+    for (int32_t e = 0; st == TD_OK && e < m.E; e++)
+        for (int32_t r = 0, n; st == TD_OK && r < m.N; r += n, i ^= 1) {
+            n = m.N - r < most ? m.N - r : most;
+            st = upload_mxfp4(dev, src, e, r, n, i, &m, err);
+        }
+    return finish(dev, st, &m, out, err);
+}
