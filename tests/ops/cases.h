@@ -10,12 +10,12 @@
 /* What a backend's element type allows: f32 activations, or bf16 with one rounding a stage. */
 typedef struct ops_tolerance {
     double dense;  /* projections, head: one sum and one rounding */
-    double attn;   /* scores, softmax, weighted sum */
+    double attn;   /* scores, softmax, weighted sum; many keys average to little, errors do not */
     double expert; /* two sums with an activation between them */
     double norm;
 } ops_tolerance;
 
-static const ops_tolerance tolerance_f32 = {4e-6, 4e-6, 1e-5, 2e-6};
+static const ops_tolerance tolerance_f32 = {4e-6, 6e-6, 1e-5, 2e-6};
 static const ops_tolerance tolerance_bf16 = {8e-3, 1e-2, 2e-2, 8e-3};
 
 typedef struct dense_case {
@@ -49,6 +49,7 @@ static const attn_case attn_cases[] = {
     {4, 125, 8, 1, 64, 0},     {130, 0, 4, 2, 64, 128},   {200, 3, 16, 2, 64, 0},
     {200, 300, 8, 1, 64, 128}, {17, 511, 8, 1, 64, 0},    {5, 200, 3, 1, 34, 128},
     {40, 30, 4, 4, 80, 20},    {20, 1000, 8, 8, 32, 128}, {33, 250, 64, 1, 16, 1},
+    {5, 8190, 8, 1, 64, 0},    {3, 8191, 2, 1, 64, 128},
 };
 
 typedef struct router_case {

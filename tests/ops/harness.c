@@ -11,17 +11,51 @@ void check_ok(td_status st, const td_error *err)
         fail_msg("%s: %s", td_status_name(st), err->text);
 }
 
+/* The worst error of each thing compared, for TANDEM_TEST_REPORT. */
+static struct worst {
+    const char *what;
+    double error, tol;
+    int cases;
+} worst[32];
+
+static void note_error(const char *what, double error, double tol)
+{
+    struct worst *w = worst;
+
+    while (w->what != NULL && strcmp(w->what, what) != 0)
+        w++;
+    assert_true(w < worst + sizeof worst / sizeof worst[0] - 1);
+    w->what = what;
+    w->cases++;
+    if (error / tol >= (w->tol > 0 ? w->error / w->tol : 0)) {
+        w->error = error;
+        w->tol = tol;
+    }
+}
+
+static void report(const char *backend)
+{
+    for (const struct worst *w = worst; w->what != NULL; w++)
+        print_message("report: %s %s: %d cases, worst error %.3g, allowed %.3g\n", backend, w->what,
+                      w->cases, w->error, w->tol);
+}
+
 int harness_open(void **state)
 {
     const char *name = getenv("TANDEM_TEST_BACKEND");
     harness *h = calloc(1, sizeof *h);
     td_error err = {0};
+    td_status st = TD_INTERNAL;
 
     if (h == NULL || td_ops_find(name != NULL ? name : "cpu", &h->ops, &err) != TD_OK ||
-        h->ops->dev_open(&(td_dev_options){.threads = 2}, &h->dev, &err) != TD_OK ||
+        (st = h->ops->dev_open(&(td_dev_options){.threads = 2}, &h->dev, &err)) != TD_OK ||
         h->ops->dev_bind(h->dev, &err) != TD_OK) {
-        print_error("%s\n", err.text);
         free(h);
+        if (st == TD_UNAVAILABLE) { /* no device in this machine: nothing can be said of it */
+            print_message("[  SKIPPED ] backend %s: %s\n", name, err.text);
+            exit(HARNESS_NOT_RUN);
+        }
+        print_error("%s\n", err.text);
         return -1;
     }
     h->s = h->ops->dev_stream(h->dev);
@@ -36,6 +70,8 @@ int harness_close(void **state)
     harness *h = *state;
 
     harness_clear(h);
+    if (getenv("TANDEM_TEST_REPORT") != NULL)
+        report(h->ops->name);
     h->ops->dev_close(h->dev);
     free(h);
     return 0;
@@ -230,7 +266,7 @@ const td_matrix *dev_matrix(harness *h, td_form form, td_elt elt, const float *x
 
 void check_close(const char *what, const float *got, const double *want, size_t n, double tol)
 {
-    double top = 1e-30, worst = 0;
+    double top = 1e-30, error = 0;
     size_t at = 0;
 
     for (size_t i = 0; i < n; i++)
@@ -238,15 +274,16 @@ void check_close(const char *what, const float *got, const double *want, size_t 
     for (size_t i = 0; i < n; i++) {
         double e = fabs(got[i] - want[i]) / top;
 
-        if (!(e <= worst)) {
-            worst = e;
+        if (!(e <= error)) {
+            error = e;
             at = i;
         }
         if (isnan(got[i]))
             break;
     }
-    if (!(worst <= tol))
+    note_error(what, error, tol);
+    if (!(error <= tol))
         fail_msg("%s: element %zu of %zu is %.9g, wanted %.9g; error %.2g of the largest, %.2g is "
                  "allowed",
-                 what, at, n, got[at], want[at], worst, tol);
+                 what, at, n, got[at], want[at], error, tol);
 }

@@ -1,7 +1,9 @@
 /* harness: what the tests of the steps share: a device, its memory filled from host floats, results
  * that start as NaN, and random numbers that both sides agree on.
  *
- * TANDEM_TEST_BACKEND names the backend, "cpu" if unset. */
+ * TANDEM_TEST_BACKEND names the backend, "cpu" if unset; where its device is missing, a test
+ * program exits with HARNESS_NOT_RUN. With TANDEM_TEST_REPORT set, the worst errors are printed at
+ * the end. */
 #ifndef TANDEM_TESTS_OPS_HARNESS_H
 #define TANDEM_TESTS_OPS_HARNESS_H
 
@@ -13,6 +15,8 @@
 
 #include "kernels/ops.h"
 #include "tests/ops/cases.h"
+
+enum { HARNESS_NOT_RUN = 77 }; /* ctest's SKIP_RETURN_CODE */
 
 typedef struct harness {
     const td_ops *ops;
