@@ -110,6 +110,13 @@ td_status td_worker_load_model(const td_worker_options *opt, uint32_t kv_pages, 
                            .max_tokens = max_tokens};
     td_status st;
 
+    /* The backend computes on a device, but the transfer would take its KV memory for the host's.
+     */
+    if (strcmp(mo.backend, "cpu") != 0)
+        return td_fail_param(err, "--backend",
+                             "\"%s\" does not serve yet: KV transfer between devices is not there; "
+                             "use cpu",
+                             mo.backend);
     st = td_model_config_read(opt->model, &cfg, err);
     if (st == TD_OK)
         st = open_checkpoint(opt, &cfg, &ckpt, err);

@@ -85,6 +85,7 @@ void request_cancel(request *q, const char *why)
 {
     if (q->in_output) { /* inside its own callback: the caller up there sees it through */
         q->cancel_wanted = true;
+        q->cancel_why = why;
         return;
     }
     td_counter_add(q->r->m.finished_abort, 1);
@@ -115,7 +116,7 @@ void request_finish(request *q, harmony_end end)
 
     if (q->cancel_wanted) {
         q->cancel_wanted = false;
-        request_cancel(q, "client_closed");
+        request_cancel(q, q->cancel_why);
         return;
     }
     td_counter_add(strcmp(reason, "stop") == 0     ? r->m.finished_stop

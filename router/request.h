@@ -53,7 +53,8 @@ TD_MUST_CHECK td_status request_submit(router *r, generation *g, const char *lab
                                        void *user, request **out, uint32_t *retry_s, td_error *err);
 
 /* The client is gone, or has enough: workers are told, pages come back; no callback is called any
- * more. The pointer is dead afterwards. why is for the log ("client_closed", "slow_client"). */
+ * more. The pointer is dead afterwards. why is for the log ("client_closed", "slow_client") and is
+ * kept: a literal. */
 void request_cancel(request *q, const char *why);
 
 uint64_t request_id(const request *q);       /* unique in this router */

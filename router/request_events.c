@@ -42,7 +42,7 @@ static void take_tokens(request *q, uint32_t index, const int32_t *tokens, size_
     switch (state) {
     case OUTPUT_GONE:
         q->cancel_wanted = false;
-        request_cancel(q, "client_closed");
+        request_cancel(q, q->cancel_why);
         return;
     case OUTPUT_STOP: request_finish(q, HARMONY_END_STOP); return;
     case OUTPUT_STOP_STRING: request_finish(q, HARMONY_END_STOP_STRING); return;

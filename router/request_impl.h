@@ -64,6 +64,7 @@ struct request {
     bool stop_string_hit;
     bool in_output; /* inside a callback of the answer: a cancel must wait */
     bool cancel_wanted;
+    const char *cancel_why; /* a literal */
 
     request_times times;
     request_usage usage;

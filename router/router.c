@@ -222,8 +222,10 @@ void router_request_gone(router *r)
     if (!r->draining || fn == NULL || request_count(r) > 0)
         return;
     r->on_idle = NULL;
-    if (!td_loop_post(r->loop, fn, r->on_idle_arg)) /* not from inside a request's own end */
-        fn(r->on_idle_arg);
+    /* Posted, not called from inside a request's own end. A loop that has stopped needs no word:
+     * what waited for it is being taken down. */
+    if (!td_loop_post(r->loop, fn, r->on_idle_arg))
+        td_debug("idle_unheard", "requests=0");
 }
 
 bool router_ready(const router *r, const char **why)
