@@ -89,7 +89,10 @@ static td_status serve(program *p, td_error *err)
         td_info("listening", "http_port=%u", http_api_port(p->http));
         st = td_loop_run(p->loop, err);
     }
-    /* Requests hold answers, answers hold HTTP requests: cut those first, which cancels them. */
+    /* Requests hold answers, answers hold HTTP requests: cut those first, which cancels them. With
+     * the last one nothing is to be stopped any more: that is happening here. */
+    if (p->router != NULL)
+        router_drain(p->router, NULL, NULL);
     http_api_free(p->http);
     rpc_api_free(p->rpc);
     router_free(p->router);

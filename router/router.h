@@ -56,7 +56,8 @@ TD_MUST_CHECK td_status router_create(td_loop *loop, const router_config *cfg, t
                                       router **out, td_error *err);
 void router_free(router *r); /* after the loop has stopped; ends what is left without a word */
 
-/* Refuse new requests; call fn once when the last one has gone (maybe at once, from the loop). */
+/* Refuse new requests; call fn once when the last one has gone (maybe at once, from the loop). NULL:
+ * nobody waits for that, or no longer. */
 void router_drain(router *r, td_loop_fn fn, void *arg);
 
 /* Whether a request could be served now; *why if not. */
