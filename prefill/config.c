@@ -13,6 +13,10 @@ const td_option prefill_options[] = {
      "Prompts that hold KV pages at once: one being computed, the others still being sent.", NULL},
     {"kv-memory", TD_OPT_BYTES, offsetof(prefill_config, kv_memory), "256MiB", 1048576, 1e15,
      "Memory for the KV-cache, all ranks together; bounds the longest prompt.", NULL},
+    {"kv-stall", TD_OPT_DURATION_MS, offsetof(prefill_config, kv_stall_ms), "3s", 10, 600000,
+     "A transfer of which nothing moves for this long is given up. Shorter finds frozen decode "
+     "workers sooner; on a busy machine too short gives up healthy ones.",
+     NULL},
     {"fault-put", TD_OPT_I64, offsetof(prefill_config, fault_put), "0", 0, 1e9,
      "For fault tests: the put of each transfer with this number fails to post. 0: none.", NULL},
 };

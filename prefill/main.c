@@ -23,6 +23,7 @@ static td_status open_sources(td_model *model, td_kv_source **sources, int32_t *
 {
     const td_kv_geometry *g = td_model_kv(model);
     td_kv_wire_options wo = {.transport = td_kv_transport_words[cfg.worker.kv_transport],
+                             .stall_us = cfg.kv_stall_ms * TD_USEC_PER_MSEC,
                              .fail_put_number = (uint32_t)cfg.fault_put,
                              .wait_event = td_event_wait};
 
