@@ -1,6 +1,5 @@
 #include "tests/e2e/cluster.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -14,7 +13,7 @@
 
 #define MODEL "models/tandem-tiny"
 
-enum { MAX_ARGS = 96, LOG_SHOWN_BYTES = 12000 };
+enum { MAX_ARGS = 96 };
 
 void e2e_pause(void)
 {
@@ -27,7 +26,7 @@ bool model_is_trained(void)
            access(MODEL "/model.safetensors.index.json", R_OK) == 0;
 }
 
-static void use_random_weights(cluster *c)
+void cluster_use_random_weights(cluster *c)
 {
     snprintf(c->model, sizeof c->model, "--model %s --random-weights 1", MODEL);
 }
@@ -74,8 +73,7 @@ static void spawn(process *p)
         become(p, line, parent);
 }
 
-/* Take note of its end; false while it runs. *code is set on its end. */
-static bool reap(process *p, int *code)
+bool process_ended(process *p, int *code)
 {
     int status;
 
@@ -107,7 +105,7 @@ static void await_word(process *p, const char *key, size_t seen, char *out, size
             snprintf(out, cap, "%.*s", (int)strcspn(last, " \n"), last);
             break;
         }
-        if (reap(p, &code))
+        if (process_ended(p, &code))
             fail_msg("%s ended with %d before it said %s", p->name, code, key);
         if (td_now_us() > deadline)
             fail_msg("%s never said %s", p->name, key);
@@ -275,7 +273,7 @@ int process_wait(process *p, int64_t ms)
     int code = 0;
 
     assert_true(p->pid > 0);
-    while (!reap(p, &code)) {
+    while (!process_ended(p, &code)) {
         if (td_now_us() > deadline)
             fail_msg("%s has not ended within %lld ms", p->name, (long long)ms);
         e2e_pause();
@@ -390,164 +388,4 @@ bool prefill_is_empty(const process *p)
            process_metric(p, "tandem:prefill_queued_tokens") == 0 &&
            process_metric(p, "vllm:num_requests_running") == 0 &&
            process_metric(p, "vllm:num_requests_waiting") == 0;
-}
-
-/* ---- the tests' frame ---- */
-
-static cluster *shared;
-
-static cluster *cluster_create(void)
-{
-    cluster *c = calloc(1, sizeof *c);
-    const char *base = getenv("TMPDIR");
-
-    assert_non_null(c);
-    snprintf(c->folder, sizeof c->folder, "%.40s/tandem-e2e-XXXXXX", base ? base : "/tmp");
-    assert_non_null(mkdtemp(c->folder));
-    use_random_weights(c);
-    c->failed = true; /* until a test has come to its end */
-    return c;
-}
-
-/* Nothing that a sanitizer or an assertion had to say may pass unseen. */
-static void check_logs(const cluster *c)
-{
-    static const char *const bad[] = {"ERROR: AddressSanitizer", "ERROR: LeakSanitizer",
-                                      "runtime error:", "assertion"};
-
-    for (size_t i = 0; i < c->n; i++)
-        for (size_t k = 0; k < sizeof bad / sizeof *bad; k++)
-            if (process_logged(&c->all[i], bad[k]))
-                fail_msg("%s said \"%s\"", c->all[i].name, bad[k]);
-}
-
-/* Stop all that still runs: the workers and the router at once, as a supervisor would. */
-static void stop_all(cluster *c)
-{
-    for (size_t i = 0; i < c->n; i++)
-        if (c->all[i].pid > 0)
-            process_signal(&c->all[i], SIGTERM);
-    for (size_t i = 0; i < c->n; i++) {
-        int code = c->all[i].pid > 0 ? process_wait(&c->all[i], EXIT_DEADLINE_MS) : 0;
-
-        if (code != 0)
-            fail_msg("%s ended with %d after SIGTERM", c->all[i].name, code);
-    }
-    check_logs(c);
-}
-
-static void show_logs(const cluster *c)
-{
-    for (size_t i = 0; i < c->n; i++) {
-        td_buf log = {0};
-        size_t skip;
-
-        process_log(&c->all[i], &log);
-        skip = log.len > LOG_SHOWN_BYTES ? log.len - LOG_SHOWN_BYTES : 0;
-        fprintf(stderr, "---- %s: %s%s\n%s", c->all[i].name, c->all[i].options,
-                skip ? " (end of its log)" : "", log.ptr + skip);
-        td_buf_free(&log);
-    }
-}
-
-static void remove_folder(const char *folder)
-{
-    DIR *d = opendir(folder);
-    const struct dirent *entry;
-    char path[512];
-
-    while (d != NULL && (entry = readdir(d)) != NULL) {
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        unlink(path);
-    }
-    if (d != NULL)
-        closedir(d);
-    rmdir(folder);
-}
-
-static void cluster_free(cluster *c)
-{
-    int status, code;
-
-    for (size_t i = 0; i < c->n; i++) {
-        if (c->all[i].pid <= 0)
-            continue;
-        if (reap(&c->all[i], &code)) {
-            fprintf(stderr, "---- %s had ended with %d\n", c->all[i].name, code);
-            continue;
-        }
-        kill(c->all[i].pid, SIGKILL);
-        waitpid(c->all[i].pid, &status, 0);
-    }
-    if (c->failed)
-        show_logs(c);
-    remove_folder(c->folder);
-    free(c);
-}
-
-typedef struct frame {
-    const e2e_case *test;
-    cluster *c;
-} frame;
-
-int e2e_setup(void **state)
-{
-    frame *f = calloc(1, sizeof *f);
-
-    assert_non_null(f);
-    f->test = *state;
-    f->c = cluster_create();
-    *state = f;
-    return 0;
-}
-
-void e2e_run(void **state)
-{
-    frame *f = *state;
-
-    f->test->fn(f->c);
-    stop_all(f->c);
-    f->c->failed = false;
-}
-
-int e2e_teardown(void **state)
-{
-    frame *f = *state;
-
-    cluster_free(f->c);
-    free(f);
-    return 0;
-}
-
-int e2e_shared_setup(void (*make)(cluster *c))
-{
-    shared = cluster_create();
-    make(shared);
-    shared->failed = false;
-    return 0;
-}
-
-void e2e_shared_run(void **state)
-{
-    const e2e_case *test = *state;
-    bool failed_before = shared->failed;
-
-    shared->failed = true;
-    test->fn(shared);
-    shared->failed = failed_before;
-}
-
-int e2e_shared_teardown(void **state)
-{
-    bool failed = shared->failed;
-
-    (void)state;
-    if (!failed) {
-        shared->failed = true;
-        stop_all(shared);
-        shared->failed = false;
-    }
-    cluster_free(shared);
-    shared = NULL;
-    return 0;
 }

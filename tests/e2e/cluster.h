@@ -44,8 +44,10 @@ typedef struct cluster {
 /* Whether the repository has the trained checkpoint. */
 bool model_is_trained(void);
 
-/* Weights that are made from a seed, so that any prompt leads on and on; or the trained ones where
- * they are there. Random ones until told otherwise. */
+/* Weights that are made from a seed, so that any prompt leads on and on: so it is until told
+ * otherwise. */
+void cluster_use_random_weights(cluster *c);
+/* The trained ones, where they are there. */
 void cluster_use_best_weights(cluster *c);
 
 /* Start a program with options, words separated by single spaces; wait until it listens. Another
@@ -67,6 +69,8 @@ void process_signal(process *p, int signo);
 void process_kill(process *p); /* SIGKILL, and it is gone */
 /* Start it once more, under the same name; a worker with its options, a router at its address. */
 void process_restart(cluster *c, process *p);
+/* Take note of its end; false while it runs. *code as for process_wait(). */
+bool process_ended(process *p, int *code);
 /* Wait for its end: the exit code, or minus the signal. Fails the test past ms. */
 int process_wait(process *p, int64_t ms);
 /* SIGTERM, and it must exit 0 within ms. */
@@ -97,7 +101,7 @@ void e2e_pause(void); /* between two looks: a few milliseconds */
 bool decode_is_empty(const process *p);
 bool prefill_is_empty(const process *p);
 
-/* ---- the tests' frame ---- */
+/* ---- the tests' frame: frame.c ---- */
 
 typedef struct e2e_case {
     void (*fn)(cluster *c);
