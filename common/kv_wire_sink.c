@@ -17,6 +17,7 @@
 
 enum {
     SINK_TICK_MS = 500,      /* keepalive is done inside progress */
+    SINK_LINGER_MS = 50,     /* before the worker is destroyed */
     SINK_MAX_STREAMS = 1024, /* endpoints that sources may hold at a time */
     SINK_SETTLE_ROUNDS =
         4096 /* of progress that always found work: each serves every busy socket */
@@ -296,6 +297,17 @@ static void sink_progress(td_kv_sink *s)
             return;
 }
 
+/* UCX 1.13 aborts when a worker is destroyed that has yet to answer a source's first message: let
+ * it answer those that have just come. */
+static void sink_linger(td_kv_sink *s)
+{
+    td_usec until = td_now_us() + SINK_LINGER_MS * TD_USEC_PER_MSEC;
+
+    while (td_now_us() < until)
+        if (ucp_worker_progress(s->worker) == 0)
+            kv_ucx_sleep(&s->ucx, kv_ucx_arm(s->worker) ? 0 : 5);
+}
+
 static void *sink_main(void *arg)
 {
     td_kv_sink *s = arg;
@@ -326,6 +338,7 @@ static void *sink_main(void *arg)
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
     if (st == TD_OK) {
+        sink_linger(s);
         kv_ucx_worker_close(s->worker);
         sink_unmap(s);
         kv_ucx_close(&s->ucx);

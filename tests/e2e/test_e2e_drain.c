@@ -234,6 +234,25 @@ static void test_idle_and_loading(cluster *c)
     }
 }
 
+/* In the moment in which a source meets it for the first time, and the client has just left. */
+static void test_stop_at_first_contact(cluster *c)
+{
+    enum { ROUNDS = 6 };
+    ask a;
+
+    cluster_router(c, "");
+    for (size_t i = 0; i < ROUNDS; i++) {
+        process *p = cluster_prefill(c, ""), *d = cluster_decode(c, "");
+
+        cluster_ready(c);
+        ask_chat(&a, cluster_port(c), &(want){.prompt = " long", .repeat = 500, .max_tokens = 50});
+        E2E_AWAIT(process_metric(d, "tandem:reservations_open") == 1);
+        ask_free(&a);
+        process_stop(d, EXIT_DEADLINE_MS);
+        process_stop(p, EXIT_DEADLINE_MS);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -246,6 +265,7 @@ int main(void)
         E2E_TEST(test_all_drain),
         E2E_TEST(test_second_signal),
         E2E_TEST(test_idle_and_loading),
+        E2E_TEST(test_stop_at_first_contact),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
