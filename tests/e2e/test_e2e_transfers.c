@@ -55,6 +55,33 @@ static void test_source_never_reports(cluster *c)
     ask_free(&a);
 }
 
+/* The destination dies in the moment in which the two meet for the first time. */
+static void test_sink_dies_at_first_contact(cluster *c)
+{
+    enum { ROUNDS = 4 };
+    process *p, *d;
+    ask a;
+
+    cluster_router(c, "--recovery-timeout 100ms");
+    p = cluster_prefill(c, "");
+    d = cluster_decode(c, "");
+    cluster_ready(c);
+    for (size_t i = 0; i < ROUNDS; i++) {
+        ask_chat(&a, cluster_port(c), &long_prompt);
+        E2E_AWAIT(process_metric(d, "tandem:reservations_open") == 1);
+        process_kill(d);
+        asks_wait(&a, 1);
+        assert_in_range(a.status, 500, 599);
+        ask_free(&a);
+        E2E_AWAIT(prefill_is_empty(p));
+        process_restart(c, d); /* another incarnation: a stranger to the source */
+        cluster_ready(c);
+    }
+    ask_whole(&a, cluster_port(c), &long_prompt);
+    ask_assert_good(&a);
+    ask_free(&a);
+}
+
 /* C082: a put that fails to post; the other worker's do not. */
 static void test_put_fails(cluster *c)
 {
@@ -162,8 +189,11 @@ static void test_late_reply(cluster *c)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        E2E_TEST(test_source_never_reports), E2E_TEST(test_put_fails),
-        E2E_TEST(test_every_put_fails),      E2E_TEST(test_prefill_refuses),
+        E2E_TEST(test_source_never_reports),
+        E2E_TEST(test_sink_dies_at_first_contact),
+        E2E_TEST(test_put_fails),
+        E2E_TEST(test_every_put_fails),
+        E2E_TEST(test_prefill_refuses),
         E2E_TEST(test_late_reply),
     };
 
