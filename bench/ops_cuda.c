@@ -114,7 +114,7 @@ static td_matrix packed(td_form form, int32_t rows, int32_t cols)
                                            .E = E,
                                            .N = rows,
                                            .K = cols},
-                          &m, &err),
+                          TD_EXPERTS_MXFP4, &m, &err),
           &err);
     free(b);
     free(sc);

@@ -153,6 +153,7 @@ static td_status open_ranks(td_model *m, td_error *err)
             return st;
         r->stream = m->ops->dev_stream(r->dev);
         st = td_rank_weights_init(&r->w, m->ops, r->dev, m->cfg.n_layers, err);
+        r->w.experts = m->opt.experts;
     }
     return st;
 }

@@ -15,14 +15,15 @@
 #include "common/model_config.h"
 #include "common/sampling.h"
 #include "common/status.h"
+#include "kernels/ops.h"
 
 typedef struct td_model td_model;
-typedef struct td_event td_event; /* a point in a device's stream; NULL: already reached */
 
 typedef struct td_model_options {
     const char *backend; /* "cpu" or "cuda" */
     int32_t tp, ep;
-    int32_t threads; /* CPU backend: compute threads over all ranks; 0: all usable cores */
+    int32_t threads;          /* CPU backend: compute threads over all ranks; 0: all usable cores */
+    td_expert_format experts; /* how MXFP4 experts are kept */
     td_kv_dtype kv_dtype;
     uint32_t kv_pages;   /* full-layer pages per rank */
     uint32_t kv_rings;   /* requests with a window ring at once */

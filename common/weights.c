@@ -188,7 +188,7 @@ static void load_experts(loader *l, td_form form, td_weight blocks, td_weight sc
                    first_col / 2;
         m.scales = (const uint8_t *)sc.data + e * m.expert_scales + first_row * m.row_scales +
                    first_col / 32;
-        l->st = l->w->ops->load_mxfp4(l->w->dev, form, &m, out, l->err);
+        l->st = l->w->ops->load_mxfp4(l->w->dev, form, &m, l->w->experts, out, l->err);
         if (l->st != TD_OK)
             l->st = td_wrap(l->err, "loading %s of layer %d", what, l->layer);
     } else if (l->st == TD_OK) {

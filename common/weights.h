@@ -33,7 +33,8 @@ typedef struct td_rank_weights {
     const td_ops *ops;
     td_dev *dev;
     int32_t n_layers;
-    td_layer_weights *layer; /* [n_layers] */
+    td_expert_format experts; /* of MXFP4 sources; the caller sets it between init and load */
+    td_layer_weights *layer;  /* [n_layers] */
     td_matrix embed, final_norm, unembed;
 } td_rank_weights;
 

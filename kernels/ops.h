@@ -20,9 +20,12 @@
  * to replay, and what changes (tokens, positions, slots, lengths, tables, rows) is in device
  * memory. On the CPU a step has run when the call returns.
  *
- * A row of a result is a function of that row's inputs alone, bit for bit: not of T, of its place
- * in the batch, of the thread count. Attention of a query at position p gives the same bits from
- * attn_prefill and attn_decode.
+ * A row of a result is a function of that row's inputs alone, bit for bit: not of its place in the
+ * batch, of the other rows, of the thread count. Nor of T, with one seam: a backend may sum in
+ * another order in steps of more than TD_SMALL_STEP rows, where other kernels are faster (the CPU
+ * does not). Decode steps are all on one side of it, so a sequence gets the same bits in any batch.
+ * On the CPU, attention of a query at position p gives the same bits from attn_prefill and
+ * attn_decode.
  *
  * Each step gets the stream's workspace: workspace_bytes() of it, content free before and after,
  * one for all steps because they run in order. Unless stated otherwise outputs alias no input.
@@ -36,13 +39,13 @@
 
 #include "common/status.h"
 
-enum { TD_KV_PAGE = 64 };
+enum { TD_KV_PAGE = 64, TD_SMALL_STEP = 128 };
 
-typedef enum td_elt { TD_ELT_F32, TD_ELT_BF16 } td_elt;
+typedef enum td_elt { TD_ELT_F32, TD_ELT_BF16, TD_ELT_E4M3 } td_elt; /* E4M3: keys, values only */
 
 static inline size_t td_elt_bytes(td_elt e)
 {
-    return e == TD_ELT_F32 ? 4 : 2;
+    return e == TD_ELT_F32 ? 4 : e == TD_ELT_BF16 ? 2 : 1;
 }
 
 typedef struct td_dev td_dev;       /* one rank's device; opaque */
@@ -78,11 +81,19 @@ typedef enum td_form {
     TD_FORM_DOWN     /* [E][N, K = I] */
 } td_form;
 
+/* How expert weights that were shipped as MXFP4 are kept.
+ *
+ *   MXFP4  packed as they came: fewest bytes, what decode is bound by
+ *   FP8    e4m3 with one power-of-two scale a block of 128 x 128: twice the matrix rate, what
+ *          prefill is bound by; activations are quantised too. Backends may lack it. */
+typedef enum td_expert_format { TD_EXPERTS_MXFP4, TD_EXPERTS_FP8 } td_expert_format;
+
 /* A loaded weight. Open so that it can live by value in tables; only backends read mem. */
 typedef struct td_matrix {
     td_form form;
     int32_t E, N, K;  /* E is 1 except for experts; a vector has K = 1 */
     int32_t encoding; /* the backend's own */
+    int64_t inexact;  /* elements that a conversion to FP8 had to round */
     td_buffer mem;
 } td_matrix;
 
@@ -195,7 +206,8 @@ typedef struct td_attn_prefill_args {
 
 /* Decode attention: one query of each of T sequences.
  *
- *   len    [T]               i32  in   positions visible without the window: the query's is len - 1
+ *   len    [T]               i32  in   positions visible without the window: the query's is len -
+ *                                      1; 0: padding, the row of out becomes zeros
  *   table  [T, table_stride] i32  in   each sequence's pages; wrap <= table_stride
  *
  * The rest as attn_prefill. Bytes that must move: 2 * K * d * elt * sum of visible keys. */
@@ -231,6 +243,8 @@ typedef struct td_attn_out_args {
  *   x     [T, D]  resid in
  *   w     [M, D]        in   DENSE
  *   bias  [M]           in
+ *   live          i32   in   NULL, or one number: rows from there on are padding, and choose -1,
+ *                            an expert that lives nowhere
  *   t     [T, D]  act   out  the experts' input
  *   idx   [T, k]  i32   out  0 .. M - 1, distinct even if a logit is NaN
  *   prob  [T, k]  f32   out */
@@ -238,6 +252,7 @@ typedef struct td_router_args {
     int32_t T, D, M, k;
     float eps;
     const void *x;
+    const int32_t *live;
     const td_matrix *norm, *w, *bias;
     void *t;
     int32_t *idx;
@@ -322,9 +337,10 @@ typedef struct td_ops {
      * block an expert. On failure *out is left zeroed. The host memory may go afterwards. */
     td_status (*load)(td_dev *dev, td_form form, td_elt elt, const td_host_block *blocks,
                       int32_t n_blocks, int32_t cols, td_matrix *out, td_error *err);
-    /* Expert forms only; kept packed. TD_INVALID: a scale byte of 255, which is not a number. */
-    td_status (*load_mxfp4)(td_dev *dev, td_form form, const td_host_mxfp4 *src, td_matrix *out,
-                            td_error *err);
+    /* Expert forms only. TD_INVALID: a scale byte of 255, which is not a number; a format that this
+     * backend lacks. */
+    td_status (*load_mxfp4)(td_dev *dev, td_form form, const td_host_mxfp4 *src,
+                            td_expert_format format, td_matrix *out, td_error *err);
     void (*unload)(td_matrix *m); /* accepts a zeroed one */
 
     size_t (*workspace_bytes)(const td_dev *dev, const td_dims *dims);

@@ -114,6 +114,11 @@ static void attn_item(void *ctx, int32_t item, int32_t thread)
     const char *k = (const char *)j->kv->base + (size_t)(head * j->kv->head_stride) * elt;
     int64_t at = ((int64_t)first * j->H + (int64_t)head * G) * j->d;
 
+    if (j->len != NULL && j->len[first] == 0) { /* padding */
+        memset(j->out + at, 0, (size_t)G * (size_t)j->d * sizeof *j->out);
+        return;
+    }
+
     j->hot->attn(&(cpu_attn_piece){
         .k = k,
         .v = k + (size_t)j->kv->side_stride * elt,

@@ -23,8 +23,8 @@ const td_cpu_hot *cpu_hot_pick(void);
 /* pack.c: weights into panels. cpu_matrix_panel() is panel i (columns 32 i ..) of expert e. */
 td_status cpu_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *blocks,
                    int32_t n_blocks, int32_t cols, td_matrix *out, td_error *err);
-td_status cpu_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src, td_matrix *out,
-                         td_error *err);
+td_status cpu_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
+                         td_expert_format format, td_matrix *out, td_error *err);
 cpu_panel cpu_matrix_panel(const td_matrix *m, int32_t e, int32_t i);
 static inline int32_t cpu_panels(int32_t n)
 {

@@ -46,6 +46,13 @@ static void router_item(void *ctx, int32_t t, int32_t thread)
     const td_router_args *a = j->a;
 
     (void)thread;
+    if (a->live != NULL && t >= *a->live) {
+        for (int32_t i = 0; i < a->k; i++) {
+            a->idx[(int64_t)t * a->k + i] = -1;
+            a->prob[(int64_t)t * a->k + i] = 0.0f;
+        }
+        return;
+    }
     top_k(j->logits + (int64_t)t * a->M, a->M, a->k, a->idx + (int64_t)t * a->k,
           a->prob + (int64_t)t * a->k);
 }

@@ -172,13 +172,15 @@ static bool fill_mxfp4(const td_host_mxfp4 *src, td_form form, int32_t e, int32_
     return true;
 }
 
-td_status cpu_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src, td_matrix *out,
-                         td_error *err)
+td_status cpu_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
+                         td_expert_format format, td_matrix *out, td_error *err)
 {
     td_matrix m = {.form = form, .E = src->E, .N = src->N, .K = src->K, .encoding = CPU_MXFP4};
     td_status st;
 
     *out = (td_matrix){0};
+    if (format != TD_EXPERTS_MXFP4)
+        return td_fail(err, TD_INVALID, "experts in FP8: the CPU backend keeps them as MXFP4");
     if (src->K % 32 != 0)
         return td_fail(err, TD_INVALID, "MXFP4 weights: %d columns are not whole blocks of 32",
                        src->K);

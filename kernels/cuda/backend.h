@@ -101,8 +101,8 @@ static inline const float *td_cuda_vector(const td_matrix *m)
 td_status td_cuda_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
 td_status td_cuda_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *blocks,
                        int32_t n_blocks, int32_t cols, td_matrix *out, td_error *err);
-td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src, td_matrix *out,
-                             td_error *err);
+td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
+                             td_expert_format format, td_matrix *out, td_error *err);
 void td_cuda_unload(td_matrix *m);
 
 /* pack.cu: `rows` rows from row `first` on (a multiple of 8, as is rows except at the end) of a

@@ -220,8 +220,8 @@ static td_status upload_mxfp4(td_dev *dev, const td_host_mxfp4 *src, int32_t e, 
     return st == TD_OK ? give_staging(dev, i, err) : st;
 }
 
-td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src, td_matrix *out,
-                             td_error *err)
+td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
+                             td_expert_format format, td_matrix *out, td_error *err)
 {
     td_matrix m = {.form = form, .E = src->E, .N = src->N, .K = src->K};
     size_t row = (size_t)src->K / 2 + (size_t)src->K / 32;
@@ -230,6 +230,8 @@ td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src
     int i = 0;
 
     *out = (td_matrix){0};
+    if (format != TD_EXPERTS_MXFP4)
+        return td_fail(err, TD_INVALID, "experts in FP8: this backend keeps them as MXFP4");
     if (src->K < 32 || src->K % 32 != 0 || row * TD_MX_ROWS > TD_CUDA_STAGING)
         return td_fail(err, TD_INVALID,
                        "MXFP4 weights: %d columns are not 1 to %d whole blocks of 32", src->K,

@@ -16,7 +16,8 @@ static const int MOST_EXPERTS = 1024;
 /* The k largest of logits[M] in falling order, ties to the lower index, NaN below all: one warp a
  * token, M / 32 logits a lane. */
 static __global__ void __launch_bounds__(32)
-    top_k_kernel(const float *logits, int32_t M, int32_t k, int32_t *idx, float *prob)
+    top_k_kernel(const float *logits, int32_t M, int32_t k, const int32_t *live, int32_t *idx,
+                 float *prob)
 {
     const int lane = threadIdx.x;
     const float *l = logits + (int64_t)blockIdx.x * M;
@@ -25,6 +26,13 @@ static __global__ void __launch_bounds__(32)
 
     idx += (int64_t)blockIdx.x * k;
     prob += (int64_t)blockIdx.x * k;
+    if (live != NULL && (int)blockIdx.x >= *live) {
+        for (int j = lane; j < k; j += 32) {
+            idx[j] = -1;
+            prob[j] = 0.0f;
+        }
+        return;
+    }
     for (int j = 0; j < k; j++) {
         float best = -INFINITY;
         int at = M; /* none */
@@ -91,7 +99,7 @@ td_status td_cuda_router(td_stream *s, const td_router_args *a, td_error *err)
     g.ldo = a->M;
     if ((st = td_cuda_gemm(s->handle, CUDA_OUT_ROUTER, &g, "router", err)) != TD_OK)
         return st;
-    top_k_kernel<<<a->T, 32, 0, s->handle>>>(logits, a->M, a->k, a->idx, a->prob);
+    top_k_kernel<<<a->T, 32, 0, s->handle>>>(logits, a->M, a->k, a->live, a->idx, a->prob);
     return td_cuda_launched(err, "router");
 }
 

@@ -45,7 +45,7 @@ static const td_matrix *make_weights(harness *h, td_form form, expert_weights ki
                                                  .E = E,
                                                  .N = N,
                                                  .K = K},
-                                &m, &err),
+                                TD_EXPERTS_MXFP4, &m, &err),
              &err);
     free(blocks);
     free(scales);
@@ -293,7 +293,7 @@ static void mxfp4_bytes(harness *h, int scale, const uint8_t *blocks, int rows)
                                                  .E = 1,
                                                  .N = rows,
                                                  .K = I},
-                                &down, &err),
+                                TD_EXPERTS_MXFP4, &down, &err),
              &err);
     const td_matrix *down_kept = keep_matrix(h, &down);
     float *x = host_floats(h, (size_t)rows), *wz = host_floats(h, 2 * I * (size_t)rows);
@@ -360,8 +360,8 @@ static void test_mxfp4_refuses_a_scale_that_is_not_a_number(void **state)
     assert_int_equal(
         h->ops->load_mxfp4(
             h->dev, TD_FORM_DOWN,
-            &(td_host_mxfp4){.blocks = blocks, .scales = scales, .E = 1, .N = 1, .K = 32}, &m,
-            &err),
+            &(td_host_mxfp4){.blocks = blocks, .scales = scales, .E = 1, .N = 1, .K = 32},
+            TD_EXPERTS_MXFP4, &m, &err),
         TD_INVALID);
     assert_null(m.mem.ptr);
 }

@@ -72,10 +72,11 @@ static td_status count_load(td_dev *dev, td_form form, td_elt elt, const td_host
     return TD_OK;
 }
 
-static td_status count_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *m, td_matrix *out,
-                                  td_error *err)
+static td_status count_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *m,
+                                  td_expert_format format, td_matrix *out, td_error *err)
 {
     (void)dev;
+    assert_int_equal(format, TD_EXPERTS_MXFP4);
     (void)err;
     assert_int_equal(m->K % TD_MXFP4_BLOCK, 0);
     for (int64_t e = 0; e < m->E; e++) {
