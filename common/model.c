@@ -121,6 +121,16 @@ static td_status load_rank(void *ctx, int32_t rank, td_error *err)
     return st;
 }
 
+static td_status load_done(void *ctx, int32_t rank, td_error *err)
+{
+    opening *o = ctx;
+    td_status st = o->m->ops->dev_bind(o->m->rank[rank].dev, err);
+
+    if (st == TD_OK && o->m->ops->load_done != NULL)
+        o->m->ops->load_done(o->m->rank[rank].dev);
+    return st;
+}
+
 /* Layer by layer on all ranks at once, so that a tensor is let go when its last reader has it. */
 static td_status load_weights(td_model *m, const td_weight_source *src, td_error *err)
 {
@@ -133,7 +143,7 @@ static td_status load_weights(td_model *m, const td_weight_source *src, td_error
         if (st != TD_OK)
             return st;
     }
-    return TD_OK;
+    return td_ranks_run(m->ranks, load_done, &o, err);
 }
 
 static td_status open_ranks(td_model *m, td_error *err)

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "common/log.h"
+
 static td_status checkpoint_get(void *user, td_weight role, int32_t layer, td_tensor *out,
                                 td_error *err)
 {
@@ -22,7 +24,8 @@ td_weight_source td_checkpoint_source(td_checkpoint *c)
 td_status td_rank_weights_init(td_rank_weights *w, const td_ops *ops, td_dev *dev, int32_t n_layers,
                                td_error *err)
 {
-    *w = (td_rank_weights){.ops = ops, .dev = dev, .n_layers = n_layers};
+    *w = (td_rank_weights){.ops = ops, .dev = dev, .n_layers = n_layers, .started = td_now_us()};
+    w->reported = w->started;
     w->layer = calloc((size_t)n_layers, sizeof *w->layer);
     if (w->layer == NULL)
         return td_fail(err, TD_NOMEM, "weights: no memory for %d layers", n_layers);
@@ -233,6 +236,19 @@ static void load_tables(loader *l, const td_model_config *c, const td_shard *s)
                 &w->unembed);
 }
 
+/* Who waits for a large model sees that it moves. */
+static void report(td_rank_weights *w, const td_shard *s, int32_t layers_done)
+{
+    td_usec now = td_now_us();
+
+    if (s->rank != 0 || now - w->reported < TD_USEC_PER_SEC)
+        return;
+    w->reported = now;
+    td_info("weights_loading", "layers=%d of=%d rank_bytes=%llu elapsed_ms=%lld", layers_done,
+            w->n_layers, (unsigned long long)td_rank_weights_bytes(w),
+            (long long)(now - w->started) / 1000);
+}
+
 td_status td_rank_weights_load(td_rank_weights *w, const td_weight_source *src,
                                const td_model_config *c, const td_shard *s, int32_t layer,
                                td_error *err)
@@ -243,6 +259,7 @@ td_status td_rank_weights_load(td_rank_weights *w, const td_weight_source *src,
 
     if (layer < 0) {
         load_tables(&l, c, s);
+        report(w, s, 0);
         return l.st;
     }
     y = &w->layer[layer];
@@ -265,5 +282,6 @@ td_status td_rank_weights_load(td_rank_weights *w, const td_weight_source *src,
                  s->inner_first, s->n_inner, &y->down);
     if (s->adds_down_bias)
         load_expert_bias(&l, TD_W_DOWN_BIAS, D, s, 0, D, &y->down_bias);
+    report(w, s, layer + 1);
     return l.st;
 }

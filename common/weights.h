@@ -7,6 +7,7 @@
 #define TANDEM_COMMON_WEIGHTS_H
 
 #include "common/checkpoint.h"
+#include "common/clock.h"
 #include "common/shard.h"
 #include "kernels/ops.h"
 
@@ -36,6 +37,7 @@ typedef struct td_rank_weights {
     td_expert_format experts; /* of MXFP4 sources; the caller sets it between init and load */
     td_layer_weights *layer;  /* [n_layers] */
     td_matrix embed, final_norm, unembed;
+    td_usec started, reported; /* for the log's lines of progress */
 } td_rank_weights;
 
 /* Memory for the tables, nothing loaded. TD_NOMEM. */
@@ -44,7 +46,7 @@ TD_MUST_CHECK td_status td_rank_weights_init(td_rank_weights *w, const td_ops *o
 void td_rank_weights_fini(td_rank_weights *w); /* a zeroed one is fine */
 
 /* Load one layer's shard, or (layer < 0) the tables and the final norm, on the rank's thread.
- * The text of a failure names tensor and layer. */
+ * The text of a failure names tensor and layer. Rank 0 logs how far it is, once a second. */
 TD_MUST_CHECK td_status td_rank_weights_load(td_rank_weights *w, const td_weight_source *src,
                                              const td_model_config *c, const td_shard *s,
                                              int32_t layer, td_error *err);

@@ -60,7 +60,8 @@ struct td_event {
 
 typedef struct td_dev_options {
     int32_t index;   /* which device (CUDA: its ordinal) */
-    int32_t threads; /* CPU: threads that compute, the caller's included, at least 1 */
+    int32_t threads; /* of the host, the caller's included, at least 1. CPU: compute; CUDA: gather
+                      * weights while they are loaded */
 } td_dev_options;
 
 /* Device memory, with what is needed to give it back. Zeroed: none. */
@@ -341,6 +342,9 @@ typedef struct td_ops {
      * backend lacks. */
     td_status (*load_mxfp4)(td_dev *dev, td_form form, const td_host_mxfp4 *src,
                             td_expert_format format, td_matrix *out, td_error *err);
+    /* No more loads are near: memory and threads that only they need may go. A later load works.
+     * NULL where loading keeps nothing. */
+    void (*load_done)(td_dev *dev);
     void (*unload)(td_matrix *m); /* accepts a zeroed one */
 
     size_t (*workspace_bytes)(const td_dev *dev, const td_dims *dims);

@@ -25,7 +25,7 @@ extern "C" {
 
 enum {
     TD_CUDA_EVENTS = 320,               /* more than two a layer of the deepest model */
-    TD_CUDA_STAGING = 32 * 1024 * 1024, /* bytes of one of the two pinned buffers */
+    TD_CUDA_STAGING = 16 * 1024 * 1024, /* bytes of one buffer of staging.h */
 };
 
 struct td_stream {
@@ -38,15 +38,15 @@ typedef struct cuda_event {
     cudaEvent_t handle;
 } cuda_event;
 
+typedef struct cuda_staging cuda_staging;
+
 struct td_dev {
     int32_t index;
     td_stream stream;
     cuda_event event[TD_CUDA_EVENTS];
     uint32_t next_event;
-    /* Loading: host rows go through pinned memory, MXFP4 through device memory too, where a kernel
-     * brings it into the order that the GEMM reads. Two of each, so that copying overlaps. */
-    char *pinned[2], *raw[2];
-    cudaEvent_t staged[2]; /* the buffer may be filled again */
+    int32_t threads;       /* of the host, that gather weights */
+    cuda_staging *staging; /* staging.h; NULL while nothing is being loaded */
 };
 
 typedef enum cuda_encoding {
@@ -104,6 +104,8 @@ td_status td_cuda_load(td_dev *dev, td_form form, td_elt elt, const td_host_bloc
 td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
                              td_expert_format format, td_matrix *out, td_error *err);
 void td_cuda_unload(td_matrix *m);
+/* What loading needed is given back; a later load makes it again. */
+void td_cuda_staging_close(td_dev *dev);
 
 /* pack.cu: `rows` rows from row `first` on (a multiple of 8, as is rows except at the end) of a
  * matrix of K columns; raw holds the rows' blocks, then their scales. */

@@ -11,15 +11,10 @@ static void dev_close(td_dev *dev)
     td_cuda_ignore(cudaSetDevice(dev->index), "cudaSetDevice");
     if (dev->stream.handle != NULL)
         td_cuda_ignore(cudaStreamSynchronize(dev->stream.handle), "cudaStreamSynchronize");
+    td_cuda_staging_close(dev);
     for (int i = 0; i < TD_CUDA_EVENTS; i++)
         if (dev->event[i].handle != NULL)
             td_cuda_ignore(cudaEventDestroy(dev->event[i].handle), "cudaEventDestroy");
-    for (int i = 0; i < 2; i++) {
-        if (dev->staged[i] != NULL)
-            td_cuda_ignore(cudaEventDestroy(dev->staged[i]), "cudaEventDestroy");
-        td_cuda_ignore(cudaFree(dev->raw[i]), "cudaFree");
-        td_cuda_ignore(cudaFreeHost(dev->pinned[i]), "cudaFreeHost");
-    }
     if (dev->stream.handle != NULL)
         td_cuda_ignore(cudaStreamDestroy(dev->stream.handle), "cudaStreamDestroy");
     free(dev);
@@ -71,9 +66,6 @@ static td_status make_events(td_dev *dev, td_error *err)
         st = td_cuda_status(err, cudaEventCreateWithFlags(&dev->event[i].handle, flags),
                             "making an event");
     }
-    for (int i = 0; st == TD_OK && i < 2; i++)
-        st = td_cuda_status(err, cudaEventCreateWithFlags(&dev->staged[i], flags),
-                            "making an event");
     return st;
 }
 
@@ -88,6 +80,7 @@ static td_status dev_open(const td_dev_options *opt, td_dev **out, td_error *err
     if (dev == NULL)
         return td_fail(err, TD_NOMEM, "cuda device %d: no memory", opt->index);
     dev->index = opt->index;
+    dev->threads = opt->threads;
     dev->stream.dev = dev;
     /* Non-blocking: nothing else in the process, on the default stream, makes a step wait. */
     if ((st = td_cuda_status(err, cudaSetDevice(dev->index), "choosing the device")) != TD_OK ||
@@ -227,6 +220,7 @@ const td_ops td_ops_cuda = {
     .event_record = event_record,
     .load = td_cuda_load,
     .load_mxfp4 = td_cuda_load_mxfp4,
+    .load_done = td_cuda_staging_close,
     .unload = td_cuda_unload,
     .workspace_bytes = td_cuda_workspace_bytes,
     .embed = td_cuda_embed,

@@ -1,80 +1,33 @@
-/* load: weights from a checkpoint's rows to device memory.
- *
- * Rows are gathered into one of two pinned buffers and copied from there in stream order; while one
- * is being copied the host fills the other. bf16 rows land at their final pitch; MXFP4 rows land in
- * a raw buffer on the device, from which a kernel writes the units of mxfp4.h. */
+/* load: weights from a checkpoint's rows to device memory, by way of staging.h. bf16 rows land at
+ * their final pitch; MXFP4 rows land in a raw buffer on the device, from which a kernel writes the
+ * units of mxfp4.h. */
 #include "kernels/cuda/backend.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static td_status open_staging(td_dev *dev, bool raw, td_error *err)
-{
-    td_status st = TD_OK;
-
-    for (int i = 0; st == TD_OK && i < 2; i++) {
-        if (dev->pinned[i] == NULL)
-            st = td_cuda_status(
-                err, cudaHostAlloc((void **)&dev->pinned[i], TD_CUDA_STAGING, cudaHostAllocDefault),
-                "pinned memory for loading");
-        if (st == TD_OK && raw && dev->raw[i] == NULL)
-            st = td_cuda_status(err, cudaMalloc((void **)&dev->raw[i], TD_CUDA_STAGING),
-                                "device memory for loading");
-    }
-    return st;
-}
-
-/* Buffer i, once what was last put there has been copied. */
-static td_status take_staging(td_dev *dev, int i, td_error *err)
-{
-    return td_cuda_status(err, cudaEventSynchronize(dev->staged[i]), "copying weights");
-}
-
-static td_status give_staging(td_dev *dev, int i, td_error *err)
-{
-    return td_cuda_status(err, cudaEventRecord(dev->staged[i], dev->stream.handle),
-                          "copying weights");
-}
-
-static void gather(char *dst, size_t width, const char *src, int64_t stride, int32_t rows)
-{
-    if (stride == (int64_t)width) {
-        memcpy(dst, src, width * (size_t)rows);
-        return;
-    }
-    for (int32_t r = 0; r < rows; r++, dst += width, src += stride)
-        memcpy(dst, src, width);
-}
-
-static cudaError_t copy_rows(td_dev *dev, char *dst, size_t pitch, size_t width, int32_t rows,
-                             int i)
-{
-    if (pitch == width) /* one long run: what the copy engine is fastest at */
-        return cudaMemcpyAsync(dst, dev->pinned[i], width * (size_t)rows, cudaMemcpyHostToDevice,
-                               dev->stream.handle);
-    return cudaMemcpy2DAsync(dst, pitch, dev->pinned[i], width, width, (size_t)rows,
-                             cudaMemcpyHostToDevice, dev->stream.handle);
-}
+#include "kernels/cuda/staging.h"
 
 /* Every row of the blocks, one after the other, at dst and every `pitch` bytes on. */
 static td_status upload_rows(td_dev *dev, char *dst, size_t pitch, size_t width, size_t elt,
                              const td_host_block *blocks, int32_t n_blocks, td_error *err)
 {
     int32_t most = (int32_t)(TD_CUDA_STAGING / (width > 0 ? width : 1));
-    td_status st = open_staging(dev, false, err);
-    int i = 0;
+    td_status st = TD_OK;
+    cuda_stage *stage;
 
     for (int32_t b = 0; st == TD_OK && b < n_blocks; b++)
-        for (int32_t r = 0, n; st == TD_OK && r < blocks[b].rows; r += n, i ^= 1) {
+        for (int32_t r = 0, n; st == TD_OK && r < blocks[b].rows; r += n) {
             int64_t stride = blocks[b].row_stride * (int64_t)elt;
 
             n = blocks[b].rows - r < most ? blocks[b].rows - r : most;
-            if ((st = take_staging(dev, i, err)) != TD_OK)
+            if ((st = td_cuda_stage_take(dev, false, &stage, err)) != TD_OK)
                 break;
-            gather(dev->pinned[i], width, (const char *)blocks[b].ptr + r * stride, stride, n);
-            st = td_cuda_status(err, copy_rows(dev, dst, pitch, width, n, i), "copying weights");
+            td_cuda_gather(dev, stage->pinned, width, (const char *)blocks[b].ptr + r * stride,
+                           stride, n);
+            st = td_cuda_stage_copy(dev, stage, dst, pitch, width, n, err);
             if (st == TD_OK)
-                st = give_staging(dev, i, err);
+                st = td_cuda_stage_give(dev, stage, err);
             dst += (size_t)n * pitch;
         }
     return st;
@@ -169,55 +122,74 @@ td_status td_cuda_load(td_dev *dev, td_form form, td_elt elt, const td_host_bloc
     return finish(dev, st, &m, out, err);
 }
 
-/* The largest scale of all experts; 255 is not a number. */
-static td_status largest_scale(const td_host_mxfp4 *src, int32_t *largest, td_error *err)
+/* The largest scale of an expert, one item each. */
+typedef struct scan {
+    const td_host_mxfp4 *src;
+    uint8_t *largest; /* [E] */
+} scan;
+
+static void scan_expert(void *ctx, int32_t e, int32_t thread)
 {
-    int32_t blocks = src->K / 32, all = 0;
+    const td_host_mxfp4 *src = ((scan *)ctx)->src;
+    int32_t blocks = src->K / 32;
+    uint8_t top = 0;
 
-    for (int32_t e = 0; e < src->E; e++) {
-        uint8_t top = 0;
+    (void)thread;
+    for (int32_t r = 0; r < src->N; r++) {
+        const uint8_t *s = src->scales + e * src->expert_scales + r * src->row_scales;
 
-        for (int32_t r = 0; r < src->N; r++) {
-            const uint8_t *s = src->scales + e * src->expert_scales + r * src->row_scales;
-
-            for (int32_t i = 0; i < blocks; i++)
-                top = s[i] > top ? s[i] : top;
-        }
-        if (top == 255)
-            return td_fail(err, TD_INVALID,
-                           "MXFP4 weights: a scale of expert %d is 255, which is NaN", e);
-        all = top > all ? top : all;
+        for (int32_t i = 0; i < blocks; i++)
+            top = s[i] > top ? s[i] : top;
     }
+    ((scan *)ctx)->largest[e] = top;
+}
+
+/* The largest scale of all experts; 255 is not a number. */
+static td_status largest_scale(td_dev *dev, const td_host_mxfp4 *src, int32_t *largest,
+                               td_error *err)
+{
+    scan s = {src, malloc((size_t)src->E + 1)};
+    int32_t all = 0, nan = -1;
+
+    if (s.largest == NULL)
+        return td_fail(err, TD_NOMEM, "cuda: no memory for %d experts", src->E);
+    td_cuda_staging_run(dev, src->E, (int64_t)src->E * src->N * (src->K / 32), scan_expert, &s);
+    for (int32_t e = 0; e < src->E; e++) {
+        all = s.largest[e] > all ? s.largest[e] : all;
+        if (s.largest[e] == 255 && nan < 0)
+            nan = e;
+    }
+    free(s.largest);
+    if (nan >= 0)
+        return td_fail(err, TD_INVALID, "MXFP4 weights: a scale of expert %d is 255, which is NaN",
+                       nan);
     *largest = all;
     return TD_OK;
 }
 
-/* Rows r .. r + n of expert e, through staging buffer i. */
+/* Rows r .. r + n of expert e. */
 static td_status upload_mxfp4(td_dev *dev, const td_host_mxfp4 *src, int32_t e, int32_t r,
-                              int32_t n, int i, const td_matrix *m, td_error *err)
+                              int32_t n, const td_matrix *m, td_error *err)
 {
     size_t code = (size_t)src->K / 2, scale = (size_t)src->K / 32;
     size_t codes = code * (size_t)n, bytes = codes + scale * (size_t)n;
     char *units = (char *)m->mem.ptr + (size_t)e * td_mx_bytes(m->N, m->K) + td_mx_bytes(r, m->K);
-    td_status st = take_staging(dev, i, err);
+    cuda_stage *b;
+    td_status st = td_cuda_stage_take(dev, true, &b, err);
 
     if (st != TD_OK)
         return st;
-    gather(dev->pinned[i], code,
-           (const char *)src->blocks + e * src->expert_blocks + r * src->row_blocks,
-           src->row_blocks, n);
-    gather(dev->pinned[i] + codes, scale,
-           (const char *)src->scales + e * src->expert_scales + r * src->row_scales,
-           src->row_scales, n);
-    st = td_cuda_status(err,
-                        cudaMemcpyAsync(dev->raw[i], dev->pinned[i], bytes, cudaMemcpyHostToDevice,
-                                        dev->stream.handle),
-                        "copying weights");
+    td_cuda_gather(dev, b->pinned, code,
+                   (const char *)src->blocks + e * src->expert_blocks + r * src->row_blocks,
+                   src->row_blocks, n);
+    td_cuda_gather(dev, b->pinned + codes, scale,
+                   (const char *)src->scales + e * src->expert_scales + r * src->row_scales,
+                   src->row_scales, n);
+    st = td_cuda_stage_copy(dev, b, b->raw.ptr, bytes, bytes, 1, err);
     if (st == TD_OK)
-        st = td_cuda_pack_mxfp4(dev->stream.handle, (const uint8_t *)dev->raw[i],
-                                (const uint8_t *)dev->raw[i] + codes, n, m->K,
-                                td_cuda_mxfp4_shift(m), units, err);
-    return st == TD_OK ? give_staging(dev, i, err) : st;
+        st = td_cuda_pack_mxfp4(dev->stream.handle, b->raw.ptr, (const uint8_t *)b->raw.ptr + codes,
+                                n, m->K, td_cuda_mxfp4_shift(m), units, err);
+    return st == TD_OK ? td_cuda_stage_give(dev, b, err) : st;
 }
 
 td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
@@ -227,7 +199,6 @@ td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src
     size_t row = (size_t)src->K / 2 + (size_t)src->K / 32;
     int32_t most, largest = 0;
     td_status st;
-    int i = 0;
 
     *out = (td_matrix){0};
     if (format != TD_EXPERTS_MXFP4)
@@ -236,17 +207,16 @@ td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src
         return td_fail(err, TD_INVALID,
                        "MXFP4 weights: %d columns are not 1 to %d whole blocks of 32", src->K,
                        TD_CUDA_STAGING / TD_MX_ROWS / 17);
-    if ((st = largest_scale(src, &largest, err)) != TD_OK)
+    if ((st = td_cuda_staging_open(dev, err)) != TD_OK ||
+        (st = largest_scale(dev, src, &largest, err)) != TD_OK)
         return st;
     m.encoding = td_cuda_encode(CUDA_MXFP4, largest - 127);
     most = (int32_t)(TD_CUDA_STAGING / row / TD_MX_ROWS * TD_MX_ROWS);
-    if ((st = open_staging(dev, true, err)) != TD_OK ||
-        (st = td_cuda_alloc(dev, (size_t)m.E * td_mx_bytes(m.N, m.K), &m.mem, err)) != TD_OK)
-        return st;
+    st = td_cuda_alloc(dev, (size_t)m.E * td_mx_bytes(m.N, m.K), &m.mem, err);
     for (int32_t e = 0; st == TD_OK && e < m.E; e++)
-        for (int32_t r = 0, n; st == TD_OK && r < m.N; r += n, i ^= 1) {
+        for (int32_t r = 0, n; st == TD_OK && r < m.N; r += n) {
             n = m.N - r < most ? m.N - r : most;
-            st = upload_mxfp4(dev, src, e, r, n, i, &m, err);
+            st = upload_mxfp4(dev, src, e, r, n, &m, err);
         }
     return finish(dev, st, &m, out, err);
 }
