@@ -1,11 +1,14 @@
 /* comm_threads: collectives between threads that see each other's memory.
  *
+ * td_comm_open() is here too: these are the collectives of a backend that has none of its own.
+ *
  * reduce_add: every rank publishes its part, all meet at a barrier, and every rank adds up all
  * parts itself, in rank order. One barrier is enough because callers alternate buffers (comm.h): a
  * part is written again only after the next barrier, which its last reader has passed by then. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/comm.h"
 #include "common/rank.h"
@@ -74,6 +77,33 @@ static td_status reduce_add(td_comm *base, int32_t rank, td_stream *s, const voi
         s, &(td_add_args){.n = n, .n_parts = c->n, .clear = clear, .part = parts, .x = x}, err);
 }
 
+static td_status gather(td_comm *base, int32_t rank, td_stream *s, const td_gather_args *a,
+                        td_error *err)
+{
+    comm_threads *c = (comm_threads *)base;
+    td_status st = td_gather_check(rank, a, err);
+
+    (void)s;
+    if (st == TD_OK)
+        st = meet(c, err); /* rank 0 has come: nobody reads out any more */
+    if (st != TD_OK)
+        return st;
+    for (int32_t r = 0; r < a->rows; r++)
+        memcpy(a->out + (size_t)r * (size_t)a->total_cols + a->first_col,
+               a->part + (size_t)r * (size_t)a->cols, (size_t)a->cols * sizeof(float));
+    return meet(c, err);
+}
+
+static td_status check(td_comm *base, int32_t rank, td_error *err)
+{
+    comm_threads *c = (comm_threads *)base;
+
+    (void)rank;
+    if (atomic_load(&c->aborted))
+        return td_fail(err, TD_CANCELED, "another rank gave up in this step");
+    return TD_OK;
+}
+
 static void abort_all(td_comm *base)
 {
     comm_threads *c = (comm_threads *)base;
@@ -110,7 +140,7 @@ static void close_comm(td_comm *base)
 
 td_status td_comm_threads_open(const td_ops *ops, int32_t n, td_comm **out, td_error *err)
 {
-    static const td_comm_impl impl = {reduce_add, abort_all, reset, close_comm};
+    static const td_comm_impl impl = {reduce_add, gather, check, abort_all, reset, close_comm};
     comm_threads *c;
 
     if (ops != &td_ops_cpu) /* a step that was enqueued has not run when its call returns */
@@ -135,4 +165,11 @@ td_status td_comm_threads_open(const td_ops *ops, int32_t n, td_comm **out, td_e
     }
     *out = &c->base;
     return TD_OK;
+}
+
+td_status td_comm_open(const td_ops *ops, const td_comm_options *o, td_comm **out, td_error *err)
+{
+    if (ops->comm_open != NULL)
+        return ops->comm_open(o, out, err);
+    return td_comm_threads_open(ops, o->n, out, err);
 }

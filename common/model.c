@@ -146,18 +146,33 @@ static td_status load_weights(td_model *m, const td_weight_source *src, td_error
     return td_ranks_run(m->ranks, load_done, &o, err);
 }
 
+static td_status open_comm(td_model *m, td_error *err)
+{
+    td_dev **dev = calloc((size_t)m->opt.tp, sizeof *dev);
+    td_comm_options o = {.dev = dev,
+                         .n = m->opt.tp,
+                         .max_elements = (size_t)m->opt.max_tokens * (size_t)m->cfg.hidden};
+    td_status st;
+
+    if (dev == NULL)
+        return td_fail(err, TD_NOMEM, "collectives: no memory for %d ranks", m->opt.tp);
+    for (int32_t i = 0; i < m->opt.tp; i++)
+        dev[i] = m->rank[i].dev;
+    st = td_comm_open(m->ops, &o, &m->comm, err);
+    free(dev);
+    return st;
+}
+
 static td_status open_ranks(td_model *m, td_error *err)
 {
     int32_t tp = m->opt.tp, threads = m->opt.threads > 0 ? m->opt.threads : td_usable_cores();
     td_dev_options dev = {.threads = threads / tp > 0 ? threads / tp : 1};
     td_status st = td_ranks_create(tp, &m->ranks, err);
 
-    if (st == TD_OK && tp > 1)
-        st = td_comm_threads_open(m->ops, tp, &m->comm, err);
     for (int32_t i = 0; st == TD_OK && i < tp; i++) {
         model_rank *r = &m->rank[i];
 
-        dev.index = i;
+        dev.index = m->opt.devices != NULL ? m->opt.devices[i] : i;
         st = m->ops->dev_open(&dev, &r->dev, err);
         if (st != TD_OK)
             return st;
@@ -165,7 +180,8 @@ static td_status open_ranks(td_model *m, td_error *err)
         st = td_rank_weights_init(&r->w, m->ops, r->dev, m->cfg.n_layers, err);
         r->w.experts = m->opt.experts;
     }
-    return st;
+    m->opt.devices = NULL; /* the caller's array */
+    return st == TD_OK && tp > 1 ? open_comm(m, err) : st;
 }
 
 td_status td_model_open_source(const td_weight_source *src, const td_model_config *cfg,

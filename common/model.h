@@ -22,6 +22,7 @@ typedef struct td_model td_model;
 typedef struct td_model_options {
     const char *backend; /* "cpu" or "cuda" */
     int32_t tp, ep;
+    const int32_t *devices; /* [tp] the device of each rank; NULL: rank i on device i */
     int32_t threads;          /* CPU backend: compute threads over all ranks; 0: all usable cores */
     td_expert_format experts; /* how MXFP4 experts are kept */
     td_kv_dtype kv_dtype;

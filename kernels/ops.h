@@ -50,6 +50,7 @@ static inline size_t td_elt_bytes(td_elt e)
 
 typedef struct td_dev td_dev;       /* one rank's device; opaque */
 typedef struct td_stream td_stream; /* a queue of steps on a device; opaque */
+typedef struct td_comm td_comm;     /* what several ranks do together: common/comm.h */
 
 /* A point in a stream; NULL: already reached. Every backend's event begins with this, so that
  * whoever holds one can wait for it. */
@@ -302,6 +303,23 @@ typedef struct td_head_args {
     void *ws;
 } td_head_args;
 
+/* Collectives (common/comm.h). Gather: out[r, first_col + j] = part[r, j] on rank 0.
+ *
+ *   part  [rows, cols]        f32  in
+ *   out   [rows, total_cols]  f32  out  rank 0's memory, on every rank */
+typedef struct td_gather_args {
+    int32_t rows, cols, first_col, total_cols;
+    const float *part;
+    float *out;
+} td_gather_args;
+
+typedef struct td_comm_options {
+    td_dev *const *dev; /* [n] of the ranks; several may be one and the same GPU */
+    int32_t n;
+    size_t max_elements; /* most in one reduction */
+    uint32_t timeout_ms; /* how long a rank waits for another on the device; 0: 2000 */
+} td_comm_options;
+
 /* The largest shapes that a rank will ask for; what the workspace is sized by. */
 typedef struct td_dims {
     int32_t T, D, H, K, d, M, E, I, k, V;
@@ -333,6 +351,10 @@ typedef struct td_ops {
     /* *out is NULL where nothing needs waiting for. An event is the device's and is reused: it
      * stays valid for at least as many later records as a model has layers, twice over. */
     td_status (*event_record)(td_stream *s, td_event **out, td_error *err);
+
+    /* Collectives over several ranks' devices. NULL: a step has run when its call returns and ranks
+     * read each other's memory, so threads can do it (td_comm_threads_open()). */
+    td_status (*comm_open)(const td_comm_options *o, td_comm **out, td_error *err);
 
     /* Weights. load: blocks of `cols` columns stacked from top to bottom; for the expert forms, one
      * block an expert. On failure *out is left zeroed. The host memory may go afterwards. */
