@@ -23,7 +23,7 @@ static td_status kv_geometry_derive(td_kv_geometry *g, td_error *err)
     if (g->tp < 1 || g->n_kv_heads % g->tp != 0)
         return td_fail(err, TD_INVALID, "KV layout: tp %d does not divide the model's %d kv heads",
                        g->tp, g->n_kv_heads);
-    if (g->dtype != TD_KV_BF16 && g->dtype != TD_KV_F32)
+    if (g->dtype != TD_KV_BF16 && g->dtype != TD_KV_F32 && g->dtype != TD_KV_E4M3)
         return td_fail(err, TD_INVALID, "KV layout: unknown dtype %d", (int)g->dtype);
 
     g->n_full = g->n_window = 0;
@@ -31,7 +31,7 @@ static td_status kv_geometry_derive(td_kv_geometry *g, td_error *err)
     for (int32_t i = 0; i < g->n_layers; i++)
         g->index_in_kind[i] = g->windowed[i] ? g->n_window++ : g->n_full++;
     g->heads_local = g->n_kv_heads / g->tp;
-    g->elt_bytes = g->dtype == TD_KV_F32 ? 4 : 2;
+    g->elt_bytes = g->dtype == TD_KV_F32 ? 4 : g->dtype == TD_KV_BF16 ? 2 : 1;
 
     if (g->n_full > 0 && g->n_pages == 0)
         return td_fail(err, TD_INVALID, "KV layout: %d full layers and no pages", g->n_full);

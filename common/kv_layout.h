@@ -27,7 +27,8 @@
 
 enum { TD_PAGE_TOKENS = 64 };
 
-typedef enum td_kv_dtype { TD_KV_BF16 = 0, TD_KV_F32 = 1 } td_kv_dtype;
+/* E4M3: one byte an element, no scale; keys and values beyond 448 are cut. CUDA only. */
+typedef enum td_kv_dtype { TD_KV_BF16 = 0, TD_KV_F32 = 1, TD_KV_E4M3 = 2 } td_kv_dtype;
 
 /* Consecutive pages of the full layers' pool. Fewer and longer extents mean fewer, larger puts. */
 typedef struct td_kv_extent {

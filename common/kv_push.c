@@ -81,6 +81,14 @@ static td_status push_check_destination(const td_kv_push *p, const td_kv_descrip
     if (d->wire_hash != td_kv_wire_hash(p->src.g))
         return td_fail(err, TD_INVALID,
                        "the decode worker's KV is of another model, dtype or page size");
+    for (int32_t i = 0; i < d->n_ranks; i++)
+        if (d->rank[i].memory != p->memory)
+            return td_fail(err, TD_INVALID,
+                           "decode worker %.*s keeps its KV in %s memory, this prefill worker in "
+                           "%s memory: run both with the same --backend",
+                           (int)p->worker_id.len, p->worker_id.ptr,
+                           d->rank[i].memory == TD_KV_CUDA ? "GPU" : "host",
+                           p->memory == TD_KV_CUDA ? "GPU" : "host");
     td_status st = kv_ucx_version_check(kv_ucx_version(), d->ucx_version, err);
     if (st != TD_OK)
         return st;
@@ -152,6 +160,7 @@ td_status td_kv_push_open(td_kv_source *const *sources, int32_t n, const td_kv_p
     p->on_done = a->on_done;
     p->user = a->user;
     p->src_g = sources[0]->g;
+    p->memory = sources[0]->region.memory;
     p->src.g = &p->src_g;
     p->n_legs = n;
     pthread_mutex_init(&p->mutex, NULL);

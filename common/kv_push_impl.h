@@ -20,7 +20,7 @@ typedef enum leg_stage {
 /* A range of a layer that may be put once `ready` is reached. */
 typedef struct leg_job {
     int32_t layer, from, to;
-    struct td_event *ready;
+    struct td_event *ready; /* NULL: it is */
 } leg_job;
 
 struct kv_leg {
@@ -53,6 +53,7 @@ struct kv_leg {
     uint32_t puts;
     td_usec first_put_us, flushed_us;
     uint64_t checked_from; /* the source's round when CHECKING began */
+    bool awaits_event;     /* the next job's layer is still being computed */
     unsigned char notice[TD_KV_NOTICE_BYTES];
 };
 
@@ -63,7 +64,8 @@ struct td_kv_push {
     td_buf worker_id, descriptor;
     td_kv_geometry src_g, dst_g; /* copies: sources close one by one */
     td_kv_place src, dst;
-    uint32_t *pages; /* src's, then dst's */
+    td_kv_memory memory; /* of both sides */
+    uint32_t *pages;     /* src's, then dst's */
     td_usec lease_deadline;
     td_kv_on_done on_done;
     void *user;

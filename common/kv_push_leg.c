@@ -16,7 +16,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { LEG_PUTS_A_STEP = 256 }; /* then progress: completions are not to wait for a long plan */
+enum {
+    LEG_PUTS_A_STEP = 256,  /* then progress: completions are not to wait for a long plan */
+    LEG_EVENT_POLL_US = 50, /* a layer takes some hundreds at least; a poll about one */
+};
 
 kv_leg **kv_leg_link(kv_leg *leg)
 {
@@ -85,17 +88,36 @@ static void leg_read_inbox(kv_leg *leg, bool *ended)
         leg_fail(leg, end_status, "prefill failed: %s", td_status_name(end_status));
 }
 
-static bool leg_take_job(kv_leg *leg, leg_job *job)
+static bool leg_peek_job(kv_leg *leg, leg_job *job)
 {
     pthread_mutex_lock(&leg->source->mutex);
     bool some = leg->next_job < leg->n_jobs;
 
     if (some)
-        *job = leg->jobs[leg->next_job++];
-    if (leg->next_job == leg->n_jobs)
-        leg->next_job = leg->n_jobs = 0;
+        *job = leg->jobs[leg->next_job];
     pthread_mutex_unlock(&leg->source->mutex);
     return some;
+}
+
+static void leg_drop_job(kv_leg *leg)
+{
+    pthread_mutex_lock(&leg->source->mutex);
+    if (++leg->next_job == leg->n_jobs)
+        leg->next_job = leg->n_jobs = 0;
+    pthread_mutex_unlock(&leg->source->mutex);
+}
+
+/* Whether the layer is in memory. It is asked again and again and never waited for: this thread
+ * drives the transfers of other layers and requests meanwhile. */
+static bool leg_is_computed(kv_leg *leg, const leg_job *job)
+{
+    td_status (*query)(struct td_event *) = leg->source->opt.o.query_event;
+    td_status st = query ? query(job->ready) : TD_OK;
+
+    leg->awaits_event = st == TD_PENDING;
+    if (st != TD_OK && st != TD_PENDING)
+        leg_fail(leg, st, "KV push: layer %d was not computed: the device failed", job->layer);
+    return st == TD_OK;
 }
 
 /* Plan the next layer that is ready. False: none is, or the leg has failed. */
@@ -106,16 +128,15 @@ static bool leg_plan_next(kv_leg *leg)
     td_error err = {0};
     leg_job job;
 
-    if (!leg_take_job(leg, &job))
+    if (!leg_peek_job(leg, &job) || !leg_is_computed(leg, &job))
         return false;
+    leg_drop_job(leg);
     if (job.from != leg->covered[job.layer] || job.to < job.from || job.to > p->n_tokens) {
         leg_fail(leg, TD_INTERNAL, "KV push: layer %d pushes [%d, %d) of %d tokens after %d",
                  job.layer, job.from, job.to, p->n_tokens, leg->covered[job.layer]);
         return false;
     }
     leg->covered[job.layer] = job.to;
-    if (s->opt.o.wait_event)
-        s->opt.o.wait_event(job.ready);
     td_kv_puts_clear(&leg->plan);
     leg->next_put = 0;
     leg->put_at = 0;
@@ -188,9 +209,11 @@ static bool leg_put(kv_leg *leg)
 
     for (int n = 0; leg->err.code == TD_OK && !leg->peer->failed; n++) {
         if (leg->next_put == leg->plan.len) {
-            if (!leg_plan_next(leg))
-                return leg->err.code == TD_OK;
-            continue;
+            if (leg_plan_next(leg))
+                continue;
+            if (leg->err.code == TD_OK && leg->awaits_event)
+                return leg_lease_over(leg); /* or a device that hangs would hold it for ever */
+            return leg->err.code == TD_OK;
         }
         if (!s->free_ops || s->bytes_in_flight >= KV_MAX_BYTES_IN_FLIGHT)
             return false;
@@ -339,6 +362,12 @@ bool kv_leg_step(kv_leg *leg, td_usec *deadline)
     }
     if (leg->stage == LEG_PUTTING && leg->err.code == TD_OK && p->lease_deadline < *deadline)
         *deadline = p->lease_deadline;
+    if (leg->stage == LEG_PUTTING && leg->awaits_event) {
+        td_usec poll_at = td_now_us() + LEG_EVENT_POLL_US;
+
+        if (poll_at < *deadline)
+            *deadline = poll_at;
+    }
     bool over = leg->mute ? !leg->peer || leg->peer->closed : leg->stage == LEG_OVER;
 
     if (!over || !ended)

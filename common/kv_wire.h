@@ -40,7 +40,7 @@ typedef struct td_kv_region {
     uint64_t bytes;
     td_kv_memory memory;
     int32_t device; /* CUDA device of the memory; not used for host memory */
-} td_kv_region;
+} td_kv_region;     /* CUDA memory comes from cudaMalloc: what one process can open of another's */
 
 /* How bytes reach the sink. A put is one-sided: the network or the GPU writes, the decode worker's
  * CPU does nothing. Where there is no hardware for that (host memory over TCP or shared memory),
@@ -48,9 +48,9 @@ typedef struct td_kv_region {
  * because the source has died. There, data goes as messages of ours that nobody answers, and the
  * sink counts them. */
 typedef enum td_kv_method {
-    TD_KV_METHOD_AUTO = 0, /* puts when either side's memory is CUDA, else messages */
+    TD_KV_METHOD_AUTO = 0, /* puts when the memory is CUDA, else messages */
     TD_KV_METHOD_PUT,
-    TD_KV_METHOD_MESSAGE, /* host memory on both sides */
+    TD_KV_METHOD_MESSAGE, /* host memory only */
 } td_kv_method;
 
 /* Zero-initialise for the defaults. Strings are copied. */
@@ -67,11 +67,17 @@ typedef struct td_kv_wire_options {
     uint64_t min_bytes_per_s; /* what the bytes in flight take at this rate; 0: 500 ms, 100 MB/s */
     bool verify;              /* digest what is put (kv_plan.h), host memory only; slow */
     uint32_t fail_put_number; /* for fault tests: this put of each push (from 1) does not post */
-    void (*wait_event)(struct td_event *ready); /* td_event_wait; NULL when events always are */
-    /* Both ends: makes `device` current on the calling thread; NULL with host memory. Called before
-     * memory is mapped, keys are unpacked or puts are posted. */
-    void (*use_device)(int32_t device);
+    td_status (*query_event)(struct td_event *ready); /* td_event_query; NULL: events always are */
+    /* Both ends: td_ops.dev_use, makes `device` current on the calling thread; NULL with host
+     * memory. Called before anything of UCX is opened, memory mapped or a key unpacked. */
+    td_status (*use_device)(int32_t device, td_error *err);
 } td_kv_wire_options;
+
+/* Whether the UCX that this process runs with can move memory of this kind: opens it and looks, so
+ * that a worker can refuse before it loads a model. TD_UNAVAILABLE says what to install; other
+ * errors as td_kv_sink_open(). */
+TD_MUST_CHECK td_status td_kv_wire_check(const td_kv_wire_options *opt, td_kv_memory memory,
+                                         int32_t device, td_error *err);
 
 /* ------------------------------------------------------------------ decode side */
 

@@ -56,7 +56,8 @@ td_status kv_ucx_fail(td_error *err, ucs_status_t s, const char *fmt, ...) TD_PR
 td_status kv_ucx_open_fds(kv_ucx *u, td_error *err);
 void kv_ucx_close_fds(kv_ucx *u);
 
-td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, bool cuda, td_error *err);
+/* r: one of the regions that will be mapped; it decides about transports and what UCX must know. */
+td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, const td_kv_region *r, td_error *err);
 void kv_ucx_close(kv_ucx *u);
 
 /* A worker whose events end kv_ucx_sleep(). */
@@ -69,9 +70,10 @@ void kv_ucx_wake(const kv_ucx *u); /* any thread */
  * sleep. */
 bool kv_ucx_arm(ucp_worker_h worker);
 
-/* Sleep until an armed worker or a wake needs us, at most timeout_ms (-1: for ever). */
-void kv_ucx_sleep(kv_ucx *u, int timeout_ms);
+/* Sleep until an armed worker or a wake needs us, at most timeout_us (-1: for ever). */
+void kv_ucx_sleep(kv_ucx *u, td_usec timeout_us);
 
+td_status kv_ucx_use_device(const kv_options *opt, const td_kv_region *r, td_error *err);
 td_status kv_ucx_map(kv_ucx *u, const kv_options *opt, const td_kv_region *r, ucp_mem_h *out,
                      td_error *err);
 ucs_memory_type_t kv_ucx_memory(td_kv_memory m);

@@ -70,8 +70,9 @@ static td_status peer_connect(kv_peer *p, const td_kv_descriptor *d, td_error *e
         return kv_ucx_fail(err, us, "KV transfer: no way to the decode worker by kv-transport %s",
                            s->opt.transport);
     }
-    if (s->opt.o.use_device)
-        s->opt.o.use_device(s->region.device);
+    st = kv_ucx_use_device(&s->opt, &s->region, err);
+    if (st != TD_OK)
+        return st;
     for (int32_t i = 0; i < d->n_ranks; i++) {
         us = ucp_ep_rkey_unpack(p->ep, d->rank[i].rkey.ptr, &p->rkey[i]);
         if (us != UCS_OK)
@@ -84,16 +85,14 @@ static td_status peer_connect(kv_peer *p, const td_kv_descriptor *d, td_error *e
 
 /* Hardware writes into CUDA memory; into host memory, over the transports we have there, the sink's
  * CPU must (see td_kv_method). */
-static td_status peer_choose_method(kv_peer *p, const td_kv_descriptor *d, td_error *err)
+static td_status peer_choose_method(kv_peer *p, td_error *err)
 {
-    bool cuda = p->source->region.memory == TD_KV_CUDA;
+    bool cuda = p->source->region.memory == TD_KV_CUDA; /* then the sink's is too: kv_push.c */
     td_kv_method method = p->source->opt.o.method;
 
-    for (int32_t i = 0; i < d->n_ranks; i++)
-        cuda = cuda || d->rank[i].memory == TD_KV_CUDA;
     p->by_message = method == TD_KV_METHOD_MESSAGE || (method == TD_KV_METHOD_AUTO && !cuda);
     if (p->by_message && cuda)
-        return td_fail(err, TD_INVALID, "KV messages need host memory on both sides");
+        return td_fail(err, TD_INVALID, "KV messages need host memory");
     p->max_put = p->by_message ? KV_DATA_MAX_BYTES : UINT64_MAX;
     if (p->by_message && getrandom(&p->stream, sizeof p->stream, 0) != sizeof p->stream)
         return td_fail(err, TD_IO, "KV transfer: getrandom: %s", strerror(errno));
@@ -146,7 +145,7 @@ td_status kv_peer_take(td_kv_source *s, td_slice worker_id, uint64_t incarnation
     p->id_len = worker_id.len;
     p->next = s->peers;
     s->peers = p;
-    st = peer_choose_method(p, &d, err);
+    st = peer_choose_method(p, err);
     if (st == TD_OK)
         st = peer_connect(p, &d, err);
     if (st != TD_OK) {

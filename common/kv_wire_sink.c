@@ -266,11 +266,7 @@ static td_status sink_describe(td_kv_sink *s, td_error *err)
 
 static td_status sink_start(td_kv_sink *s, td_error *err)
 {
-    bool cuda = false;
-
-    for (int32_t i = 0; i < s->n_ranks; i++)
-        cuda = cuda || s->region[i].memory == TD_KV_CUDA;
-    td_status st = kv_ucx_open(&s->ucx, &s->opt, cuda, err);
+    td_status st = kv_ucx_open(&s->ucx, &s->opt, &s->region[0], err);
     if (st != TD_OK)
         return st;
     st = kv_ucx_worker_open(&s->ucx, &s->worker, err);
@@ -305,7 +301,7 @@ static void sink_linger(td_kv_sink *s)
 
     while (td_now_us() < until)
         if (ucp_worker_progress(s->worker) == 0)
-            kv_ucx_sleep(&s->ucx, kv_ucx_arm(s->worker) ? 0 : 5);
+            kv_ucx_sleep(&s->ucx, kv_ucx_arm(s->worker) ? 0 : 5 * TD_USEC_PER_MSEC);
 }
 
 static void *sink_main(void *arg)
@@ -331,7 +327,7 @@ static void *sink_main(void *arg)
         if (s->stop || s->settle_asked != asked)
             continue;
         pthread_mutex_unlock(&s->mutex);
-        kv_ucx_sleep(&s->ucx, kv_ucx_arm(s->worker) ? 0 : SINK_TICK_MS);
+        kv_ucx_sleep(&s->ucx, kv_ucx_arm(s->worker) ? 0 : SINK_TICK_MS * TD_USEC_PER_MSEC);
         pthread_mutex_lock(&s->mutex);
     }
     s->settle_done = UINT64_MAX; /* nobody waits for a thread that is gone */
@@ -365,6 +361,9 @@ static td_status sink_check(const td_kv_region *regions, int32_t n_ranks, td_err
     for (int32_t i = 0; i < n_ranks; i++)
         if (!regions[i].base || regions[i].bytes == 0)
             return td_fail(err, TD_INVALID, "KV sink: rank %d has no memory", i);
+        else if (regions[i].memory != regions[0].memory)
+            return td_fail(err, TD_INVALID,
+                           "KV sink: ranks 0 and %d have memory of different kinds", i);
     return TD_OK;
 }
 

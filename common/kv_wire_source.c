@@ -94,15 +94,15 @@ static bool source_arm(td_kv_source *s)
     return busy;
 }
 
-static int source_timeout(const td_kv_source *s, td_usec deadline)
+static td_usec source_timeout(const td_kv_source *s, td_usec deadline)
 {
     td_usec now = td_now_us();
-    int limit = s->peers ? SOURCE_TICK_MS : -1;
+    td_usec limit = s->peers ? SOURCE_TICK_MS * TD_USEC_PER_MSEC : -1;
 
     if (deadline == TD_USEC_NEVER)
         return limit;
-    td_usec ms = deadline <= now ? 0 : (deadline - now) / TD_USEC_PER_MSEC + 1;
-    return limit >= 0 && ms > limit ? limit : (int)(ms > 3600000 ? 3600000 : ms);
+    td_usec left = deadline <= now ? 0 : deadline - now;
+    return limit >= 0 && left > limit ? limit : left;
 }
 
 static bool source_peers_closed(const td_kv_source *s)
@@ -140,7 +140,7 @@ static void source_run(td_kv_source *s)
 
 static td_status source_start(td_kv_source *s, td_error *err)
 {
-    td_status st = kv_ucx_open(&s->ucx, &s->opt, s->region.memory == TD_KV_CUDA, err);
+    td_status st = kv_ucx_open(&s->ucx, &s->opt, &s->region, err);
 
     if (st != TD_OK)
         return st;

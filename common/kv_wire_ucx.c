@@ -7,9 +7,11 @@
  * write into one queue of the receiver; one that is killed between reserving a slot and filling it
  * blocks that queue for good, and with it every other sender. "shm" asks for them all the same, and
  * for their ERROR_HANDLING switch, without which UCX leaves them out in peer failure mode. */
+#define _GNU_SOURCE /* ppoll */
 #include "common/kv_wire_impl.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,14 +127,44 @@ static td_status kv_ucx_configure(ucp_config_t *config, const kv_options *opt, b
     return TD_OK;
 }
 
-td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, bool cuda, td_error *err)
+/* A UCX that was built without CUDA maps CUDA memory as if it were the host's, and then faults. */
+static td_status kv_ucx_check_cuda(ucp_context_h context, td_error *err)
 {
-    ucp_config_t *config;
-    ucs_status_t s = ucp_config_read(NULL, NULL, &config);
+    ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+    unsigned major, minor, patch;
+    ucs_status_t s = ucp_context_query(context, &attr);
 
     if (s != UCS_OK)
+        return kv_ucx_fail(err, s, "KV transfer: asking UCX for its memory types");
+    if (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))
+        return TD_OK;
+    ucp_get_version(&major, &minor, &patch);
+    return td_fail(err, TD_UNAVAILABLE,
+                   "KV transfer: UCX %u.%u.%u, which this process has loaded, has no CUDA "
+                   "transports: build with ucx_ROOT set to a UCX that has (README, \"UCX with "
+                   "CUDA\"), or use --backend cpu",
+                   major, minor, patch);
+}
+
+td_status kv_ucx_use_device(const kv_options *opt, const td_kv_region *r, td_error *err)
+{
+    if (r->memory != TD_KV_CUDA || !opt->o.use_device)
+        return TD_OK;
+    return opt->o.use_device(r->device, err);
+}
+
+td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, const td_kv_region *r, td_error *err)
+{
+    ucp_config_t *config;
+    bool cuda = r->memory == TD_KV_CUDA;
+    td_status st = kv_ucx_use_device(opt, r, err);
+
+    if (st != TD_OK)
+        return st;
+    ucs_status_t s = ucp_config_read(NULL, NULL, &config);
+    if (s != UCS_OK)
         return kv_ucx_fail(err, s, "KV transfer: reading the UCX configuration");
-    td_status st = kv_ucx_configure(config, opt, cuda, err);
+    st = kv_ucx_configure(config, opt, cuda, err);
     if (st == TD_OK) {
         ucp_params_t params = {
             .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
@@ -146,6 +178,11 @@ td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, bool cuda, td_error *err
                              opt->transport, opt->net_devices[0] ? " on " : "", opt->net_devices);
     }
     ucp_config_release(config);
+    if (st == TD_OK && cuda) {
+        st = kv_ucx_check_cuda(u->context, err);
+        if (st != TD_OK)
+            ucp_cleanup(u->context);
+    }
     return st;
 }
 
@@ -224,10 +261,17 @@ bool kv_ucx_arm(ucp_worker_h worker)
     return ucp_worker_arm(worker) != UCS_OK; /* BUSY: something came in since the last progress */
 }
 
-void kv_ucx_sleep(kv_ucx *u, int timeout_ms)
+void kv_ucx_sleep(kv_ucx *u, td_usec timeout_us)
 {
     struct epoll_event events[8];
-    int n = epoll_wait(u->epoll_fd, events, 8, timeout_ms);
+    struct pollfd fd = {.fd = u->epoll_fd, .events = POLLIN};
+    struct timespec ts = {.tv_sec = timeout_us / TD_USEC_PER_SEC,
+                          .tv_nsec = timeout_us % TD_USEC_PER_SEC * 1000};
+    int n;
+
+    if (timeout_us != 0) /* finer than epoll_wait()'s milliseconds */
+        (void)ppoll(&fd, 1, timeout_us < 0 ? NULL : &ts, NULL);
+    n = epoll_wait(u->epoll_fd, events, 8, 0);
 
     for (int i = 0; i < n; i++) {
         uint64_t count;
@@ -256,13 +300,29 @@ td_status kv_ucx_map(kv_ucx *u, const kv_options *opt, const td_kv_region *r, uc
         .memory_type = kv_ucx_memory(r->memory),
     };
 
-    if (opt->o.use_device)
-        opt->o.use_device(r->device);
+    td_status st = kv_ucx_use_device(opt, r, err);
+    if (st != TD_OK)
+        return st;
     ucs_status_t s = ucp_mem_map(u->context, &params, out);
     if (s != UCS_OK)
         return kv_ucx_fail(err, s, "KV transfer: mapping %llu bytes of %s memory",
                            (unsigned long long)r->bytes, r->memory == TD_KV_CUDA ? "CUDA" : "host");
     return TD_OK;
+}
+
+td_status td_kv_wire_check(const td_kv_wire_options *opt, td_kv_memory memory, int32_t device,
+                           td_error *err)
+{
+    const td_kv_region r = {.memory = memory, .device = device};
+    kv_options o;
+    kv_ucx u;
+    td_status st = kv_options_init(&o, opt, err);
+
+    if (st == TD_OK)
+        st = kv_ucx_open(&u, &o, &r, err);
+    if (st == TD_OK)
+        kv_ucx_close(&u);
+    return st;
 }
 
 /* ------------------------------------------------------------------ what UCX chose */

@@ -48,7 +48,9 @@ static td_kv_view kv_view(const td_model *m, const model_rank *r, int32_t layer)
     return (td_kv_view){.base = (char *)r->kv.ptr + td_kv_offset(&m->kv, layer, 0, 0, 0, 0),
                         .head_stride = stride,
                         .side_stride = stride / 2,
-                        .elt = m->kv.dtype == TD_KV_BF16 ? TD_ELT_BF16 : TD_ELT_F32};
+                        .elt = m->kv.dtype == TD_KV_F32    ? TD_ELT_F32
+                               : m->kv.dtype == TD_KV_BF16 ? TD_ELT_BF16
+                                                           : TD_ELT_E4M3};
 }
 
 static td_status attention(td_model *m, const model_rank *r, int32_t layer, td_error *err)

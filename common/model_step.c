@@ -11,6 +11,11 @@ void td_event_wait(td_event *e)
         e->wait(e);
 }
 
+td_status td_event_query(td_event *e)
+{
+    return e == NULL ? TD_OK : e->query(e);
+}
+
 static td_status check_tokens(const td_model *m, const int32_t *tokens, int32_t n, td_error *err)
 {
     for (int32_t i = 0; i < n; i++)

@@ -57,6 +57,8 @@ typedef struct td_comm td_comm;     /* what several ranks do together: common/co
 typedef struct td_event td_event;
 struct td_event {
     void (*wait)(td_event *e); /* any thread */
+    /* TD_OK: reached; TD_PENDING; TD_DEVICE: it never will be. Any thread, waits for nothing. */
+    td_status (*query)(td_event *e);
 };
 
 typedef struct td_dev_options {
@@ -336,6 +338,12 @@ typedef struct td_ops {
     void (*dev_close)(td_dev *dev); /* NULL is fine; gives back no buffers */
     td_status (*dev_bind)(td_dev *dev, td_error *err);
     td_stream *(*dev_stream)(td_dev *dev); /* lives with the device */
+    /* For threads that touch a device's memory and are no rank's (KV transfer): makes device `index`
+     * current on the calling thread. NULL where there is nothing to make current. */
+    td_status (*dev_use)(int32_t index, td_error *err);
+    /* Bytes that are free on device `index` now, and all it has; errors as dev_open(). NULL where a
+     * device has no memory of its own. */
+    td_status (*dev_memory)(int32_t index, uint64_t *free, uint64_t *total, td_error *err);
 
     /* Memory. alloc: zeroed; bytes 0 gives a buffer without memory. release: accepts a zeroed one.
      */

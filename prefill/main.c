@@ -25,7 +25,7 @@ static td_status open_sources(td_model *model, td_kv_source **sources, int32_t *
     td_kv_wire_options wo = {.transport = td_kv_transport_words[cfg.worker.kv_transport],
                              .stall_us = cfg.kv_stall_ms * TD_USEC_PER_MSEC,
                              .fail_put_number = (uint32_t)cfg.fault_put,
-                             .wait_event = td_event_wait};
+                             .query_event = td_event_query};
 
     for (*n = 0; *n < g->tp; ++*n) {
         td_kv_region region = {.base = td_model_kv_base(model, *n),

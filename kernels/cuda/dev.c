@@ -26,6 +26,15 @@ static void event_wait(td_event *e)
     (void)cudaEventSynchronize(((cuda_event *)e)->handle);
 }
 
+static td_status event_query(td_event *e)
+{
+    cudaError_t rc = cudaEventQuery(((cuda_event *)e)->handle);
+
+    if (rc == cudaErrorNotReady) /* recorded as this thread's last error: not one */
+        (void)cudaGetLastError();
+    return rc == cudaErrorNotReady ? TD_PENDING : td_cuda_status(NULL, rc, "waiting for an event");
+}
+
 static td_status check_device(int32_t index, td_error *err)
 {
     int n = 0, major = 0, minor = 0;
@@ -39,7 +48,9 @@ static td_status check_device(int32_t index, td_error *err)
         return td_fail(err, TD_UNAVAILABLE,
                        "cuda: no device in this machine; --backend cpu needs none");
     if (index < 0 || index >= n)
-        return td_fail(err, TD_INVALID, "cuda: device %d of %d", index, n);
+        return td_fail(err, TD_INVALID,
+                       "cuda: there is no device %d: this process sees %d, numbered from 0", index,
+                       n);
     if ((st = td_cuda_status(
              err, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
              "asking for the device's kind")) != TD_OK ||
@@ -62,7 +73,7 @@ static td_status make_events(td_dev *dev, td_error *err)
     td_status st = TD_OK;
 
     for (int i = 0; st == TD_OK && i < TD_CUDA_EVENTS; i++) {
-        dev->event[i].head.wait = event_wait;
+        dev->event[i].head = (td_event){.wait = event_wait, .query = event_query};
         st = td_cuda_status(err, cudaEventCreateWithFlags(&dev->event[i].handle, flags),
                             "making an event");
     }
@@ -98,6 +109,24 @@ static td_status dev_open(const td_dev_options *opt, td_dev **out, td_error *err
 static td_status dev_bind(td_dev *dev, td_error *err)
 {
     return td_cuda_status(err, cudaSetDevice(dev->index), "choosing the device");
+}
+
+static td_status dev_use(int32_t index, td_error *err)
+{
+    return td_cuda_status(err, cudaSetDevice(index), "choosing the device");
+}
+
+static td_status dev_memory(int32_t index, uint64_t *free_bytes, uint64_t *total, td_error *err)
+{
+    td_status st = check_device(index, err);
+    size_t left = 0, all = 0;
+
+    if (st != TD_OK || (st = dev_use(index, err)) != TD_OK ||
+        (st = td_cuda_status(err, cudaMemGetInfo(&left, &all), "asking for free memory")) != TD_OK)
+        return st;
+    *free_bytes = left;
+    *total = all;
+    return TD_OK;
 }
 
 static td_stream *dev_stream(td_dev *dev)
@@ -212,6 +241,8 @@ const td_ops td_ops_cuda = {
     .dev_close = dev_close,
     .dev_bind = dev_bind,
     .dev_stream = dev_stream,
+    .dev_use = dev_use,
+    .dev_memory = dev_memory,
     .alloc = td_cuda_alloc,
     .release = release,
     .copy_in = copy_in,
