@@ -133,9 +133,11 @@ template <class Tile> struct weights_mxfp4 {
 
 #pragma unroll
         for (int ni = 0; ni < Tile::NI; ni++) {
-            const uint32_t unit = smem + (n_warp / TD_MX_ROWS + ni) * TD_MX_UNIT;
-            const uint32_t w = ld_shared_32(unit + ((block * 8 + r) * 4 + q) * 4);
-            const uint32_t f = td_mx_factor(ld_shared_8(unit + TD_MX_CODES + block * 8 + r));
+            const int row = n_warp + ni * 8; /* of the tile; r rows on, this lane's */
+            const uint32_t unit = smem + row / TD_MX_ROWS * TD_MX_UNIT;
+            const uint32_t w = ld_shared_32(unit + td_mx_word_at(row % TD_MX_ROWS + r, q, block));
+            const uint32_t f =
+                td_mx_factor(ld_shared_8(unit + td_mx_scale_at(row % TD_MX_ROWS + r, block)));
 
 #pragma unroll
             for (int i = 0; i < 4; i++)

@@ -1,13 +1,16 @@
 /* mxfp4: how packed weights lie on the device, for kernels and for tests on the host.
  *
- * A unit is 8 rows by 64 columns: 272 bytes, of which 256 are codes and 16 are scales. Units follow
- * each other along K, then along N, so that 8 rows are one stream of K / 64 units.
+ * A unit is 16 rows by 64 columns: 544 bytes, of which 512 are codes and 32 are scales. Units
+ * follow each other along K, then along N, so that 16 rows, a slab, are one stream of K / 64 units.
  *
- *   codes  [2 blocks][8 rows][4 quads] u32   a block is 32 columns
- *   scales [2 blocks][8 rows]          u8    0 .. 127; the block's factor is 2^(scale - 127)
+ *   codes  [8 rows][4 quads][2 blocks][2 halves] u32   a block is 32 columns; half 1: 8 rows on
+ *   scales [8 rows][2 blocks][2 halves]          u8    0 .. 127; the factor is 2^(scale - 127)
  *
- * Word (block, row, q) holds the eight columns that lane q of a quad feeds to two mma.m16n8k16:
- * pair i = 0..3 is columns 8 i + 2 q and 8 i + 2 q + 1 of the block, the even one in the low half.
+ * Lane 4 row + q of a warp finds all that it feeds to four mma.m16n8k16 in 16 bytes, and the scales
+ * for it in 4.
+ *
+ * A word holds eight columns, those of two of the mma: pair i = 0..3 is columns 8 i + 2 q and
+ * 8 i + 2 q + 1 of the block, the even one in the low half.
  * Within a half, three pairs lie where one shift and one mask bring them to a bf16's sign, lowest
  * exponent bits and highest mantissa bit; the fourth has the four bits left over:
  *
@@ -26,7 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TD_MX_ROWS = 8, TD_MX_COLS = 64, TD_MX_CODES = 256, TD_MX_UNIT = 272 };
+enum { TD_MX_ROWS = 16, TD_MX_COLS = 64, TD_MX_CODES = 512, TD_MX_UNIT = 544 };
 
 #ifdef __CUDACC__
 #define TD_HD __host__ __device__ __forceinline__
@@ -73,6 +76,16 @@ TD_HD uint32_t td_mx_pair(uint32_t w, int i)
 TD_HD uint32_t td_mx_factor(uint32_t scale)
 {
     return scale * 0x00800080u + 0x3f003f00u;
+}
+
+/* Where in a unit the word of lane q for a row 0 .. 15 and a block 0, 1 is, and the scale. */
+TD_HD int td_mx_word_at(int row, int q, int block)
+{
+    return ((row % 8 * 4 + q) * 2 + block) * 8 + row / 8 * 4;
+}
+TD_HD int td_mx_scale_at(int row, int block)
+{
+    return TD_MX_CODES + (row % 8 * 2 + block) * 2 + row / 8;
 }
 
 /* Word (q, block) of a row from the block's 16 bytes as shipped: column 2 i in the low nibble of

@@ -8,8 +8,8 @@ __global__ void pack_kernel(const uint8_t *blocks, const uint8_t *scales, int ro
                             int shift, int64_t words, uint8_t *units)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const int in = (int)(i % 64), q = in % 4, r = in / 4 % 8, block = in / 32;
-    const int64_t per_slab = td_mx_units(K), unit = i / 64;
+    const int q = (int)(i % 4), r = (int)(i / 4 % TD_MX_ROWS), block = (int)(i / 64 % 2);
+    const int64_t per_slab = td_mx_units(K), unit = i / 128;
     const int64_t row = unit / per_slab * TD_MX_ROWS + r, at = unit % per_slab * 2 + block;
     uint8_t *out = units + unit * TD_MX_UNIT;
     uint32_t w = 0;
@@ -24,16 +24,16 @@ __global__ void pack_kernel(const uint8_t *blocks, const uint8_t *scales, int ro
         else
             scale = 0;
     }
-    ((uint32_t *)out)[in] = w;
+    *(uint32_t *)(out + td_mx_word_at(r, q, block)) = w;
     if (q == 0)
-        out[TD_MX_CODES + block * 8 + r] = (uint8_t)scale;
+        out[td_mx_scale_at(r, block)] = (uint8_t)scale;
 }
 } // namespace
 
 td_status td_cuda_pack_mxfp4(cudaStream_t s, const uint8_t *blocks, const uint8_t *scales,
                              int32_t rows, int32_t K, int32_t shift, void *units, td_error *err)
 {
-    const int64_t words = td_mx_slabs(rows) * td_mx_units(K) * 64;
+    const int64_t words = td_mx_slabs(rows) * td_mx_units(K) * 128;
 
     pack_kernel<<<(unsigned)((words + 255) / 256), 256, 0, s>>>(blocks, scales, rows, K, shift,
                                                                 words, (uint8_t *)units);

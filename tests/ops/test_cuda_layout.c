@@ -64,8 +64,28 @@ static void test_mxfp4_words_hold_a_lanes_columns(void **state)
             assert_true(bf16(p) == ldexp(code_value(column % 16), -126));
             assert_true(bf16(p >> 16) == ldexp(code_value((column + 1) % 16), -126));
         }
-    assert_int_equal(td_mx_bytes(2880, 2880), 2880 / 8 * 45 * 272); /* as published: no padding */
-    assert_int_equal(td_mx_bytes(9, 96), 2 * 2 * 272);
+    assert_int_equal(td_mx_bytes(2880, 2880), 2880 / 16 * 45 * 544); /* as published: no padding */
+    assert_int_equal(td_mx_bytes(17, 96), 2 * 2 * 544);
+}
+
+/* A unit's words and scales fill it, each once; a lane's four words lie together, as its scales. */
+static void test_mxfp4_units_are_full(void **state)
+{
+    uint8_t seen[TD_MX_UNIT] = {0};
+
+    (void)state;
+    for (int r = 0; r < TD_MX_ROWS; r++)
+        for (int b = 0; b < 2; b++) {
+            for (int q = 0; q < 4; q++) {
+                assert_int_equal(td_mx_word_at(r, q, b) / 16, r % 8 * 4 + q);
+                for (int i = 0; i < 4; i++)
+                    seen[td_mx_word_at(r, q, b) + i]++;
+            }
+            assert_int_equal((td_mx_scale_at(r, b) - TD_MX_CODES) / 4, r % 8);
+            seen[td_mx_scale_at(r, b)]++;
+        }
+    for (int i = 0; i < TD_MX_UNIT; i++)
+        assert_int_equal(seen[i], 1);
 }
 
 static void test_tune_cuts_few_chunks_at_tile_edges(void **state)
@@ -117,6 +137,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mxfp4_pairs_are_codes_and_scales),
         cmocka_unit_test(test_mxfp4_words_hold_a_lanes_columns),
+        cmocka_unit_test(test_mxfp4_units_are_full),
         cmocka_unit_test(test_tune_cuts_few_chunks_at_tile_edges),
         cmocka_unit_test(test_tune_bounds_the_tiles_of_any_spread),
     };
