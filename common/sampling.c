@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 static uint64_t mix(uint64_t z)
 {
@@ -101,10 +102,16 @@ static void select_first(const order *o, int32_t lo, int32_t hi, int32_t k)
     sort(o, lo, hi);
 }
 
-/* A candidate's weight relative to the best one. Equal infinities count as equal. */
+/* How far a logit is above the best one; never above 0. Equal infinities count as equal. */
+static double above(float logit, float best)
+{
+    return logit == best ? 0.0 : (double)logit - (double)best;
+}
+
+/* A candidate's weight relative to the best one. */
 static double weight(float logit, float best, double temperature)
 {
-    return logit == best ? 1.0 : exp(((double)logit - (double)best) / temperature);
+    return exp(above(logit, best) / temperature);
 }
 
 static int32_t greedy(const float *logits, int32_t vocab)
@@ -130,6 +137,36 @@ static void grow(const order *o, int32_t *sorted, int32_t n)
     *sorted += more;
 }
 
+static bool has(int32_t vocab, int32_t token)
+{
+    return token >= 0 && token < vocab;
+}
+
+/* What the request changes about the logits. In double: frequency * count is exact there, so that
+ * no compiler's contraction of it shows. */
+static void edit(float *logits, int32_t vocab, const td_sampling *s)
+{
+    for (int32_t i = 0; i < s->n_counts; i++) {
+        td_token_count c = s->counts[i];
+
+        if (has(vocab, c.token))
+            logits[c.token] =
+                (float)((double)logits[c.token] - s->presence - (double)s->frequency * c.count);
+    }
+    for (int32_t i = 0; i < s->n_bias; i++)
+        if (has(vocab, s->bias[i].token))
+            logits[s->bias[i].token] += s->bias[i].bias;
+    for (int32_t i = 0; s->mask != NULL && i < vocab; i++)
+        if ((s->mask[i / 32] >> i % 32 & 1) == 0)
+            logits[i] = NAN;
+    for (int32_t b = 0; b < s->n_banned; b++) {
+        int32_t first = s->banned[b].first > 0 ? s->banned[b].first : 0;
+
+        for (int32_t i = first; i < vocab && i <= s->banned[b].last; i++)
+            logits[i] = NAN;
+    }
+}
+
 int32_t td_sample(float *logits, int32_t vocab, const td_sampling *s, int32_t *scratch)
 {
     order o = {logits, scratch};
@@ -137,12 +174,7 @@ int32_t td_sample(float *logits, int32_t vocab, const td_sampling *s, int32_t *s
     double total = 0, mass = 0, sum = 0, t = s->temperature, target;
     float best = -INFINITY;
 
-    for (int32_t b = 0; b < s->n_banned; b++) {
-        int32_t first = s->banned[b].first > 0 ? s->banned[b].first : 0;
-
-        for (int32_t i = first; i < vocab && i <= s->banned[b].last; i++)
-            logits[i] = NAN; /* a NaN never wins */
-    }
+    edit(logits, vocab, s);
     if (!(s->temperature > 1e-4f))
         return greedy(logits, vocab);
     for (int32_t i = 0; i < vocab; i++)
@@ -183,4 +215,38 @@ int32_t td_sample(float *logits, int32_t vocab, const td_sampling *s, int32_t *s
             break;
     }
     return last; /* past the end only by the rounding of the sums: the last with any weight */
+}
+
+void td_logprobs_of(const float *logits, int32_t vocab, int32_t token, int32_t top,
+                    td_logprobs *out)
+{
+    order o = {logits, out->id};
+    int32_t best = greedy(logits, vocab), n = 0;
+    double sum = 0, log_sum;
+
+    *out = (td_logprobs){.n = -1};
+    if (best < 0 || token < 0)
+        return;
+    top = top < TD_TOP_LOGPROBS ? top : TD_TOP_LOGPROBS;
+    for (int32_t i = 0; i < vocab; i++) {
+        int32_t at = n;
+
+        if (logits[i] != logits[i])
+            continue;
+        sum += weight(logits[i], logits[best], 1);
+        /* Insertion into the top ones; i is the highest id yet, so it goes behind its equals. */
+        while (at > 0 && before(&o, i, out->id[at - 1]))
+            at--;
+        if (at >= top)
+            continue;
+        n += n < top;
+        for (int32_t j = n - 1; j > at; j--)
+            out->id[j] = out->id[j - 1];
+        out->id[at] = i;
+    }
+    log_sum = log(sum);
+    out->n = n;
+    for (int32_t j = 0; j < n; j++)
+        out->logprob[j] = (float)(above(logits[out->id[j]], logits[best]) - log_sum);
+    out->chosen = (float)(above(logits[token], logits[best]) - log_sum);
 }

@@ -37,6 +37,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/sampling.h"
 #include "common/status.h"
 
 enum { TD_KV_PAGE = 64, TD_SMALL_STEP = 128 };
@@ -50,6 +51,7 @@ static inline size_t td_elt_bytes(td_elt e)
 
 typedef struct td_dev td_dev;       /* one rank's device; opaque */
 typedef struct td_stream td_stream; /* a queue of steps on a device; opaque */
+typedef struct td_graph td_graph;   /* steps that were captured; opaque */
 typedef struct td_comm td_comm;     /* what several ranks do together: common/comm.h */
 
 /* A point in a stream; NULL: already reached. Every backend's event begins with this, so that
@@ -305,6 +307,55 @@ typedef struct td_head_args {
     void *ws;
 } td_head_args;
 
+/* A row of the sample step, in device memory. Its lists are runs of `lists`, which holds pairs of
+ * i32: list `banned` is pairs banned .. banned + n_banned, and so on. */
+typedef struct td_sample_row {
+    uint64_t seed, index; /* td_sampling_uniform()'s */
+    float temperature, top_p;
+    int32_t top_k;
+    float presence, frequency;
+    int32_t counts, n_counts; /* token, count */
+    int32_t bias, n_bias;     /* token, bits of a float */
+    int32_t banned, n_banned; /* first, last */
+    int32_t mask;             /* row of masks; -1: none */
+    int32_t top_logprobs;     /* -1: no log-probabilities wanted */
+    int32_t skip;             /* not 0: padding; token -1, logits not read */
+} td_sample_row;
+
+/* Sampling: what td_sample() of common/sampling.h chooses, row by row, with the log-probabilities
+ * of td_logprobs_of(). A backend may add up weights in another way than td_sample(): draws that
+ * differ lie within 1e-6 of the boundary between the two tokens.
+ *
+ *   logits    [n, V]            f32  in
+ *   rows      [n]                    in
+ *   lists     [pairs, 2]        i32  in   what the rows refer to
+ *   masks     [rows, (V+31)/32] u32  in   what the rows refer to
+ *   token     [n]               i32  out  -1: nothing can be sampled
+ *   logprobs  [n]                    out  n = -1 where a row wants none
+ *
+ * Bytes that must move: 4 * n * V. */
+typedef struct td_sample_args {
+    int32_t n, V;
+    const float *logits;
+    const td_sample_row *rows;
+    const int32_t *lists;
+    const uint32_t *masks;
+    int32_t *token;
+    td_logprobs *logprobs;
+    void *ws;
+} td_sample_args;
+
+/* Changes to a table of i32 that stays on the device: table[at] = value for each of n pairs (at,
+ * value), no two with the same at.
+ *
+ *   edits  [n, 2]  i32  in
+ *   table          i32  in, out */
+typedef struct td_edit_args {
+    int32_t n;
+    const int32_t *edits;
+    int32_t *table;
+} td_edit_args;
+
 /* Collectives (common/comm.h). Gather: out[r, first_col + j] = part[r, j] on rank 0.
  *
  *   part  [rows, cols]        f32  in
@@ -326,6 +377,7 @@ typedef struct td_comm_options {
 typedef struct td_dims {
     int32_t T, D, H, K, d, M, E, I, k, V;
     int32_t head_rows; /* most rows in one head step */
+    int32_t sample_V;  /* vocabulary of the sample step; 0 on ranks that do not sample */
 } td_dims;
 
 typedef struct td_ops {
@@ -349,8 +401,12 @@ typedef struct td_ops {
      */
     td_status (*alloc)(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
     void (*release)(td_buffer *buf);
-    /* In stream order; src may be changed once the call returns (CUDA: it is pinned memory that the
-     * caller leaves alone until the stream has been synced). */
+    /* Host memory that a device copies from and to in stream order (CUDA: pinned, for every device);
+     * zeroed. free_host: accepts a zeroed one. */
+    td_status (*alloc_host)(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
+    void (*free_host)(td_buffer *buf);
+    /* In stream order; src may be changed once the stream has been synced (from other host memory
+     * than alloc_host()'s: once the call returns). */
     td_status (*copy_in)(td_stream *s, void *dst, const void *src, size_t bytes, td_error *err);
     /* `rows` rows of `bytes` bytes each; dst is complete after the next sync(). */
     td_status (*copy_out)(td_stream *s, void *dst, size_t dst_pitch, const void *src,
@@ -359,6 +415,16 @@ typedef struct td_ops {
     /* *out is NULL where nothing needs waiting for. An event is the device's and is reused: it
      * stays valid for at least as many later records as a model has layers, twice over. */
     td_status (*event_record)(td_stream *s, td_event **out, td_error *err);
+
+    /* Graphs: steps and copies that are enqueued between graph_begin and graph_end do not run but
+     * are kept, with their pointers and scalars, to be run as often as graph_launch() is called.
+     * Copies must be from and to alloc_host()'s memory. graph_end: with out NULL, or after a step
+     * that failed, what was kept is dropped. The stream is free for other work afterwards in any
+     * case. NULL, all four: the backend has none, and a step costs no more without. */
+    td_status (*graph_begin)(td_stream *s, td_error *err);
+    td_status (*graph_end)(td_stream *s, td_graph **out, td_error *err);
+    td_status (*graph_launch)(td_stream *s, td_graph *g, td_error *err);
+    void (*graph_free)(td_graph *g); /* NULL is fine */
 
     /* Collectives over several ranks' devices. NULL: a step has run when its call returns and ranks
      * read each other's memory, so threads can do it (td_comm_threads_open()). */
@@ -389,6 +455,8 @@ typedef struct td_ops {
     td_status (*router)(td_stream *s, const td_router_args *a, td_error *err);
     td_status (*experts)(td_stream *s, const td_experts_args *a, td_error *err);
     td_status (*head)(td_stream *s, const td_head_args *a, td_error *err);
+    td_status (*sample)(td_stream *s, const td_sample_args *a, td_error *err);
+    td_status (*edit)(td_stream *s, const td_edit_args *a, td_error *err);
 } td_ops;
 
 /* The backend called name. TD_INVALID names those that this build has. */

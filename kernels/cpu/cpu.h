@@ -75,6 +75,9 @@ td_status cpu_add(td_stream *s, const td_add_args *a, td_error *err);
 td_status cpu_router(td_stream *s, const td_router_args *a, td_error *err);
 td_status cpu_experts(td_stream *s, const td_experts_args *a, td_error *err);
 td_status cpu_head(td_stream *s, const td_head_args *a, td_error *err);
+td_status cpu_sample(td_stream *s, const td_sample_args *a, td_error *err);
+td_status cpu_edit(td_stream *s, const td_edit_args *a, td_error *err);
+size_t cpu_sample_ws(const td_dev *dev, int32_t V);
 size_t cpu_workspace_bytes(const td_dev *dev, const td_dims *dims);
 
 /* A step refuses a matrix of another shape than it was told: a wrong address is a wrong answer. */

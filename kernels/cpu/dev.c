@@ -187,6 +187,8 @@ const td_ops td_ops_cpu = {
     .dev_stream = dev_stream,
     .alloc = cpu_alloc,
     .release = release,
+    .alloc_host = cpu_alloc,
+    .free_host = release,
     .copy_in = copy_in,
     .copy_out = copy_out,
     .sync = sync_stream,
@@ -204,4 +206,6 @@ const td_ops td_ops_cpu = {
     .router = cpu_router,
     .experts = cpu_experts,
     .head = cpu_head,
+    .sample = cpu_sample,
+    .edit = cpu_edit,
 };

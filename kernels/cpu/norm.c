@@ -133,5 +133,6 @@ size_t cpu_workspace_bytes(const td_dev *dev, const td_dims *m)
     best = router > best ? router : best;
     best = experts > best ? experts : best;
     best = head > best ? head : best;
+    best = cpu_sample_ws(dev, m->sample_V) > best ? cpu_sample_ws(dev, m->sample_V) : best;
     return best + pad;
 }

@@ -52,7 +52,8 @@ struct td_dev {
 typedef enum cuda_encoding {
     CUDA_F32,  /* vectors, and rows of an f32 table */
     CUDA_BF16, /* rows of td_cuda_pitch(K) elements, zeros after the K-th */
-    CUDA_MXFP4 /* see mxfp4.h; td_cuda_mxfp4_shift() scales the product */
+    CUDA_MXFP4, /* see mxfp4.h; td_cuda_mxfp4_shift() scales the product */
+    CUDA_FP8    /* experts only, see experts_fp8.h */
 } cuda_encoding;
 
 /* Elements from one row of a bf16 matrix to the next: whole steps of a GEMM. */
@@ -112,6 +113,15 @@ void td_cuda_staging_close(td_dev *dev);
 td_status td_cuda_pack_mxfp4(cudaStream_t s, const uint8_t *blocks, const uint8_t *scales,
                              int32_t rows, int32_t K, int32_t shift, void *units, td_error *err);
 
+/* --- graph.c -------------------------------------------------------------------------------- */
+
+td_status td_cuda_alloc_host(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
+void td_cuda_free_host(td_buffer *buf);
+td_status td_cuda_graph_begin(td_stream *s, td_error *err);
+td_status td_cuda_graph_end(td_stream *s, td_graph **out, td_error *err);
+td_status td_cuda_graph_launch(td_stream *s, td_graph *g, td_error *err);
+void td_cuda_graph_free(td_graph *g);
+
 /* --- workspace ------------------------------------------------------------------------------ */
 
 /* Steps cut what they need from the workspace in turn; sizes as in td_cuda_workspace_bytes(). */
@@ -158,6 +168,8 @@ td_status td_cuda_add(td_stream *s, const td_add_args *a, td_error *err);
 td_status td_cuda_router(td_stream *s, const td_router_args *a, td_error *err);
 td_status td_cuda_experts(td_stream *s, const td_experts_args *a, td_error *err);
 td_status td_cuda_head(td_stream *s, const td_head_args *a, td_error *err);
+td_status td_cuda_sample(td_stream *s, const td_sample_args *a, td_error *err);
+td_status td_cuda_edit(td_stream *s, const td_edit_args *a, td_error *err);
 
 /* attn_plain.cu: attention of any shape, one warp a query head. len NULL: prefill. */
 td_status td_cuda_attn_plain(cudaStream_t s, int32_t T, int32_t H, int32_t K, int32_t d,
