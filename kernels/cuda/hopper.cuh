@@ -40,13 +40,15 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
-/* Arrive at the barrier at the same offset in another block of the cluster. */
+/* Arrive at the barrier at the same offset in a block of the cluster. Tells it that shared memory
+ * has been read, no more: a release to the whole cluster would be a fence of the whole device,
+ * every time. */
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t bar, uint32_t rank)
 {
     asm volatile("{\n"
                  ".reg .b32 remote;\n"
                  "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
                  "}\n" ::"r"(bar),
                  "r"(rank)
                  : "memory");
@@ -211,6 +213,16 @@ __device__ __forceinline__ void cp_async_tensor_3d_multicast(uint32_t dst, const
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
         ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;\n" ::"r"(dst),
         "l"(m), "r"(c0), "r"(c1), "r"(c2), "r"(bar), "h"(blocks), "l"(hint)
+        : "memory");
+}
+__device__ __forceinline__ void cp_async_tensor_2d_multicast(uint32_t dst, const CUtensorMap *m,
+                                                             int c0, int c1, uint32_t bar,
+                                                             uint16_t blocks, uint64_t hint)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;\n" ::"r"(dst),
+        "l"(m), "r"(c0), "r"(c1), "r"(bar), "h"(blocks), "l"(hint)
         : "memory");
 }
 /* Shared to global; rows and columns outside the tensor are not written. Then commit and wait. */

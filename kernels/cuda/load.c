@@ -2,6 +2,7 @@
  * their final pitch; MXFP4 rows land in a raw buffer on the device, from which a kernel writes the
  * units of mxfp4.h. */
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/experts_fp8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -167,13 +168,24 @@ static td_status largest_scale(td_dev *dev, const td_host_mxfp4 *src, int32_t *l
     return TD_OK;
 }
 
+/* Rows r .. r + n of expert e, on the device as shipped, into the form that kernels read. */
+static td_status convert(td_dev *dev, const uint8_t *blocks, const uint8_t *scales,
+                         const td_matrix *m, int32_t e, int32_t r, int32_t n, td_error *err)
+{
+    char *units = (char *)m->mem.ptr + (size_t)e * td_mx_bytes(m->N, m->K) + td_mx_bytes(r, m->K);
+
+    if (td_cuda_format(m) == CUDA_FP8)
+        return td_cuda_pack_fp8(dev->stream.handle, blocks, scales, m, e, r, n, err);
+    return td_cuda_pack_mxfp4(dev->stream.handle, blocks, scales, n, m->K, td_cuda_mxfp4_shift(m),
+                              units, err);
+}
+
 /* Rows r .. r + n of expert e. */
 static td_status upload_mxfp4(td_dev *dev, const td_host_mxfp4 *src, int32_t e, int32_t r,
                               int32_t n, const td_matrix *m, td_error *err)
 {
     size_t code = (size_t)src->K / 2, scale = (size_t)src->K / 32;
     size_t codes = code * (size_t)n, bytes = codes + scale * (size_t)n;
-    char *units = (char *)m->mem.ptr + (size_t)e * td_mx_bytes(m->N, m->K) + td_mx_bytes(r, m->K);
     cuda_stage *b;
     td_status st = td_cuda_stage_take(dev, true, &b, err);
 
@@ -187,8 +199,7 @@ static td_status upload_mxfp4(td_dev *dev, const td_host_mxfp4 *src, int32_t e, 
                    src->row_scales, n);
     st = td_cuda_stage_copy(dev, b, b->raw.ptr, bytes, bytes, 1, err);
     if (st == TD_OK)
-        st = td_cuda_pack_mxfp4(dev->stream.handle, b->raw.ptr, (const uint8_t *)b->raw.ptr + codes,
-                                n, m->K, td_cuda_mxfp4_shift(m), units, err);
+        st = convert(dev, b->raw.ptr, (const uint8_t *)b->raw.ptr + codes, m, e, r, n, err);
     return st == TD_OK ? td_cuda_stage_give(dev, b, err) : st;
 }
 
@@ -197,26 +208,35 @@ td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src
 {
     td_matrix m = {.form = form, .E = src->E, .N = src->N, .K = src->K};
     size_t row = (size_t)src->K / 2 + (size_t)src->K / 32;
+    bool fp8 = format == TD_EXPERTS_FP8;
+    int32_t group = fp8 ? TD_FP8_GROUP : TD_MX_ROWS; /* rows that are converted together */
     int32_t most, largest = 0;
     td_status st;
 
     *out = (td_matrix){0};
-    if (format != TD_EXPERTS_MXFP4)
-        return td_fail(err, TD_INVALID, "experts in FP8: this backend keeps them as MXFP4");
-    if (src->K < 32 || src->K % 32 != 0 || row * TD_MX_ROWS > TD_CUDA_STAGING)
+    if (src->K < 32 || src->K % 32 != 0 || row * (size_t)group > TD_CUDA_STAGING)
         return td_fail(err, TD_INVALID,
                        "MXFP4 weights: %d columns are not 1 to %d whole blocks of 32", src->K,
-                       TD_CUDA_STAGING / TD_MX_ROWS / 17);
+                       TD_CUDA_STAGING / group / 17);
     if ((st = td_cuda_staging_open(dev, err)) != TD_OK ||
         (st = largest_scale(dev, src, &largest, err)) != TD_OK)
         return st;
-    m.encoding = td_cuda_encode(CUDA_MXFP4, largest - 127);
-    most = (int32_t)(TD_CUDA_STAGING / row / TD_MX_ROWS * TD_MX_ROWS);
-    st = td_cuda_alloc(dev, (size_t)m.E * td_mx_bytes(m.N, m.K), &m.mem, err);
+    m.encoding = td_cuda_encode(fp8 ? CUDA_FP8 : CUDA_MXFP4, fp8 ? 0 : largest - 127);
+    most = (int32_t)(TD_CUDA_STAGING / row) / group * group;
+    st = td_cuda_alloc(
+        dev, fp8 ? td_fp8_layout_of(m.E, m.N, m.K).bytes : (size_t)m.E * td_mx_bytes(m.N, m.K),
+        &m.mem, err);
     for (int32_t e = 0; st == TD_OK && e < m.E; e++)
         for (int32_t r = 0, n; st == TD_OK && r < m.N; r += n) {
             n = m.N - r < most ? m.N - r : most;
             st = upload_mxfp4(dev, src, e, r, n, &m, err);
         }
+    if (st == TD_OK && fp8)
+        st = td_cuda_status(
+            err,
+            cudaMemcpyAsync(&m.inexact,
+                            (const char *)m.mem.ptr + td_fp8_layout_of(m.E, m.N, m.K).inexact,
+                            sizeof m.inexact, cudaMemcpyDeviceToHost, dev->stream.handle),
+            "copying weights");
     return finish(dev, st, &m, out, err);
 }

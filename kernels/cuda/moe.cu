@@ -6,6 +6,7 @@
  * differ from run to run; nothing depends on it, because rows of a product do not touch each other.
  */
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/experts_fp8.h"
 #include "kernels/cuda/gemm.h"
 
 #include <cuda_bf16.h>
@@ -225,7 +226,8 @@ size_t td_cuda_experts_ws(int32_t T, int32_t D, int32_t I, int32_t E, int32_t k)
     size_t bytes;
 
     cut_ws(&origin, (size_t)T * (size_t)k, D, I, E, &bytes);
-    return bytes;
+    const size_t fp8 = td_cuda_experts_fp8_ws(T, D, I, E, k);
+    return bytes > fp8 ? bytes : fp8;
 }
 
 static td_status check_experts(const td_experts_args *a, td_error *err)
@@ -250,9 +252,11 @@ td_status td_cuda_experts(td_stream *s, const td_experts_args *a, td_error *err)
     const int64_t pairs = (int64_t)a->T * a->k;
     const td_tile_size size = td_tune_grouped(pairs, a->E);
     cuda_grouped_args g = {};
-    td_status st = check_experts(a, err);
     size_t bytes;
 
+    if (td_cuda_format(a->gate_up) == CUDA_FP8 || td_cuda_format(a->down) == CUDA_FP8)
+        return td_cuda_experts_fp8(s, a, err);
+    td_status st = check_experts(a, err);
     if (st != TD_OK)
         return st;
     if (a->T == 0)

@@ -38,7 +38,7 @@ td_status td_cuda_check_matrix(const char *step, const char *name, const td_matr
     if (m->E != E || m->N != N || m->K != K)
         return td_fail(err, TD_INVALID, "%s: %s is [%d][%d, %d], wanted [%d][%d, %d]", step, name,
                        m->E, m->N, m->K, E, N, K);
-    if (f != CUDA_BF16 && f != CUDA_MXFP4)
+    if (f == CUDA_F32)
         return td_fail(err, TD_INVALID, "%s: %s is not a matrix", step, name);
     return TD_OK;
 }

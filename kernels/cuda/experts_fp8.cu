@@ -1,0 +1,263 @@
+/* experts_fp8: the experts' step in FP8, five launches.
+ *
+ *   plan      one block counts pairs by expert, places them, and cuts the products into units
+ *   quantise  a block a token: 128 channels share a scale; the row is written once for each choice
+ *   gate_up   experts_fp8_gemm.cu, with the activation and its quantisation in the same kernel
+ *   down      the same; y in bf16
+ *   combine   a block a token: its pairs in the router's order, f32
+ *
+ * Where a pair lands within its expert may differ from run to run; nothing depends on it, because
+ * rows of a product do not touch each other. */
+#include "kernels/cuda/experts_fp8_gemm.h"
+
+#include "kernels/cuda/experts_fp8.cuh"
+
+#include <math.h>
+
+namespace
+{
+constexpr int PLANNERS = fp8::MOST_EXPERTS; /* threads: one an expert */
+constexpr int TOKEN_THREADS = 192;          /* 2880 channels are 22.5 blocks: twice 12 half-warps */
+constexpr float E4M3_MAX = 448.0f;
+
+struct plan_params {
+    const int32_t *idx; /* [pairs] */
+    int32_t pairs, E, first, tiles1, tiles2;
+    int32_t *place; /* [pairs] */
+    int32_t *plan;  /* three times [E + 1] */
+};
+
+/* Exclusive sum of x over the block's threads. */
+__device__ int sum_before(int x, int *shared)
+{
+    const int t = threadIdx.x;
+
+    shared[t] = x;
+    __syncthreads();
+    for (int o = 1; o < PLANNERS; o *= 2) {
+        const int left = t >= o ? shared[t - o] : 0;
+
+        __syncthreads();
+        shared[t] += left;
+        __syncthreads();
+    }
+    const int sum = shared[t] - x;
+    __syncthreads();
+    return sum;
+}
+
+__global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ plan_params p)
+{
+    __shared__ int count[PLANNERS], start[PLANNERS], scan[PLANNERS];
+    const int t = threadIdx.x;
+
+    count[t] = 0;
+    __syncthreads();
+#pragma unroll 4
+    for (int i = t; i < p.pairs; i += PLANNERS) {
+        const int e = p.idx[i] - p.first;
+
+        p.place[i] = e >= 0 && e < p.E ? atomicAdd(&count[e], 1) : -1; /* within the expert */
+    }
+    __syncthreads();
+    const int mine = count[t], lots = (mine + TD_FP8_ROWS - 1) / TD_FP8_ROWS;
+    const int units1 = fp8::fp8_units<TD_FP8_CLUSTER>(lots, p.tiles1);
+    const int units2 = fp8::fp8_units<TD_FP8_CLUSTER>(lots, p.tiles2);
+    const int row = sum_before(mine, scan), u1 = sum_before(units1, scan),
+              u2 = sum_before(units2, scan);
+
+    start[t] = row;
+    if (t < p.E) {
+        int32_t *out = p.plan + t;
+
+        if (t == 0)
+            out[0] = out[p.E + 1] = out[2 * (p.E + 1)] = 0;
+        out[1] = row + mine;
+        out[p.E + 2] = u1 + units1;
+        out[2 * (p.E + 1) + 1] = u2 + units2;
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int i = t; i < p.pairs; i += PLANNERS) { /* the thread that wrote place[i] */
+        const int within = p.place[i];
+
+        if (within >= 0)
+            p.place[i] = start[p.idx[i] - p.first] + within;
+    }
+}
+
+__device__ __forceinline__ float2 bf16x2_floats(uint32_t w)
+{
+    return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u));
+}
+
+/* Sixteen lanes hold 128 channels, eight each. */
+__global__ void __launch_bounds__(TOKEN_THREADS)
+    quantise_kernel(const uint4 *t, const int32_t *place, int k, int D, int64_t pitch,
+                    int64_t scale_pitch, uint8_t *x8, float *x8_scale)
+{
+    const int64_t token = blockIdx.x;
+    const int lane = threadIdx.x % 16;
+
+    place += token * k;
+    for (int b = threadIdx.x / 16; b * 128 < D; b += TOKEN_THREADS / 16) {
+        const int col = b * 128 + lane * 8;
+        const uint4 in = col < D ? t[(token * D + col) / 8] : make_uint4(0, 0, 0, 0);
+        const float2 x[4] = {bf16x2_floats(in.x), bf16x2_floats(in.y), bf16x2_floats(in.z),
+                             bf16x2_floats(in.w)};
+        float most = 0.0f;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            most = fmaxf(most, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+#pragma unroll
+        for (int o = 8; o > 0; o /= 2)
+            most = fmaxf(most, __shfl_xor_sync(0xffffu << (threadIdx.x & 16), most, o));
+        /* Not smaller: 448 / most must stay finite, or its product with a 0 would be no number. */
+        const float f = __fdiv_rn(E4M3_MAX, fmaxf(most, 1e-30f));
+        const uint2 code =
+            make_uint2(fp8::pack_e4m3(x[0].x * f, x[0].y * f, x[1].x * f, x[1].y * f),
+                       fp8::pack_e4m3(x[2].x * f, x[2].y * f, x[3].x * f, x[3].y * f));
+
+        for (int j = 0; j < k; j++) {
+            const int64_t row = place[j];
+
+            if (row < 0)
+                continue;
+            if (col < D)
+                *(uint2 *)(x8 + row * pitch + col) = code;
+            if (lane == 0)
+                x8_scale[b * scale_pitch + row] = __fdiv_rn(fmaxf(most, 1e-30f), E4M3_MAX);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(TOKEN_THREADS)
+    combine_kernel(const uint16_t *y, const int32_t *place, const float *prob, int k, int D,
+                   uint16_t *out)
+{
+    const int64_t token = blockIdx.x;
+
+    place += token * k;
+    prob += token * k;
+    for (int col = threadIdx.x * 8; col < D; col += TOKEN_THREADS * 8) {
+        float sum[8] = {};
+
+#pragma unroll 4
+        for (int j = 0; j < k; j++) {
+            const int64_t row = place[j];
+
+            if (row < 0)
+                continue;
+            const uint4 v = *(const uint4 *)(y + row * D + col);
+            const float2 x[4] = {bf16x2_floats(v.x), bf16x2_floats(v.y), bf16x2_floats(v.z),
+                                 bf16x2_floats(v.w)};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sum[2 * i] = __fmaf_rn(prob[j], x[i].x, sum[2 * i]);
+                sum[2 * i + 1] = __fmaf_rn(prob[j], x[i].y, sum[2 * i + 1]);
+            }
+        }
+        *(uint4 *)(out + token * D + col) =
+            make_uint4(cvt_bf16x2(sum[0], sum[1]), cvt_bf16x2(sum[2], sum[3]),
+                       cvt_bf16x2(sum[4], sum[5]), cvt_bf16x2(sum[6], sum[7]));
+    }
+}
+
+td_status check(const td_experts_args *a, td_error *err)
+{
+    const bool fp8 = td_cuda_format(a->gate_up) == CUDA_FP8 && td_cuda_format(a->down) == CUDA_FP8;
+    td_status st;
+
+    if (!fp8)
+        return td_fail(err, TD_INVALID, "experts: one of the matrices is in FP8, the other is not");
+    if (a->E > fp8::MOST_EXPERTS)
+        return td_fail(err, TD_INVALID, "experts: %d on a rank; at most %d are possible", a->E,
+                       fp8::MOST_EXPERTS);
+    if ((st = td_cuda_check_matrix("experts", "gate_up", a->gate_up, a->E, 2 * a->I, a->D, err)) ||
+        (st = td_cuda_check_vector("experts", "gate_up_bias", a->gate_up_bias, a->E * 2 * a->I,
+                                   err)) ||
+        (st = td_cuda_check_matrix("experts", "down", a->down, a->E, a->D, a->I, err)) ||
+        (a->down_bias != NULL &&
+         (st = td_cuda_check_vector("experts", "down_bias", a->down_bias, a->E * a->D, err))))
+        return st;
+    return TD_OK;
+}
+} // namespace
+
+td_status td_fp8_h_scale(float limit, float *scale, td_error *err)
+{
+    float s = 1.0f;
+
+    if (!(limit > 0.0f && limit <= 65536.0f))
+        return td_fail(
+            err, TD_INVALID,
+            "experts in FP8: a limit of %g; wanted above 0 and at most 65536, because it "
+            "decides the scale of what the activation gives",
+            (double)limit);
+    /* gate * sigmoid(1.702 gate) lies between -0.164 and the limit; up + 1 within 1 + limit. */
+    const float most = fmaxf(limit, 0.164f) * (1.0f + limit);
+
+    while (s * most > E4M3_MAX)
+        s *= 0.5f;
+    while (2.0f * s * most <= E4M3_MAX)
+        s *= 2.0f;
+    *scale = s;
+    return TD_OK;
+}
+
+size_t td_cuda_experts_fp8_ws(int32_t T, int32_t D, int32_t I, int32_t E, int32_t k)
+{
+    static char origin; /* of addresses that are only subtracted */
+    size_t bytes;
+
+    td_fp8_cut_ws(&origin, (int64_t)T * k, D, I, E, &bytes);
+    return bytes;
+}
+
+td_status td_cuda_experts_fp8(td_stream *s, const td_experts_args *a, td_error *err)
+{
+    const int64_t pairs = (int64_t)a->T * a->k, D = a->D;
+    td_fp8_gemm g = {};
+    td_status st;
+    size_t bytes;
+
+    if ((st = check(a, err)) != TD_OK || (st = td_fp8_h_scale(a->limit, &g.h_scale, err)) != TD_OK)
+        return st;
+    if (pairs == 0)
+        return TD_OK;
+    const td_fp8_ws ws = td_fp8_cut_ws((char *)a->ws, pairs, a->D, a->I, a->E, &bytes);
+    const plan_params p = {
+        a->idx,   (int32_t)pairs, a->E, a->expert_first, td_fp8_tiles(2 * a->I), td_fp8_tiles(a->D),
+        ws.place, ws.plan};
+    plan_kernel<<<1, PLANNERS, 0, s->handle>>>(p);
+    quantise_kernel<<<(unsigned)a->T, TOKEN_THREADS, 0, s->handle>>>(
+        (const uint4 *)a->t, ws.place, a->k, a->D, td_fp8_pitch(a->D), (pairs + 3) / 4 * 4, ws.x8,
+        ws.x8_scale);
+    if ((st = td_cuda_launched(err, "experts: quantising")) != TD_OK)
+        return st;
+    g.a = ws.x8;
+    g.a_scale = ws.x8_scale;
+    g.w = a->gate_up;
+    g.bias = td_cuda_vector(a->gate_up_bias);
+    g.row_start = ws.plan;
+    g.unit_start = ws.plan + (a->E + 1);
+    g.pairs = pairs;
+    g.out = ws.h8;
+    g.out_pitch = td_fp8_pitch(a->I);
+    g.limit = a->limit;
+    if ((st = td_cuda_fp8_gate_up(s->handle, &g, err)) != TD_OK)
+        return st;
+    g.a = ws.h8;
+    g.a_scale = NULL;
+    g.w = a->down;
+    g.bias = td_cuda_vector(a->down_bias);
+    g.unit_start = ws.plan + 2 * (a->E + 1);
+    g.out = ws.y;
+    g.out_pitch = D * 2;
+    if ((st = td_cuda_fp8_down(s->handle, &g, err)) != TD_OK)
+        return st;
+    combine_kernel<<<(unsigned)a->T, TOKEN_THREADS, 0, s->handle>>>(ws.y, ws.place, a->prob, a->k,
+                                                                    a->D, (uint16_t *)a->out);
+    return td_cuda_launched(err, "experts");
+}
