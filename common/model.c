@@ -8,7 +8,9 @@
 
 _Static_assert((int)TD_PAGE_TOKENS == (int)TD_KV_PAGE, "layout and kernels agree on a page");
 
-enum { HEAD_ROWS = 64 }; /* logits are made for so many rows at a time, to bound their memory */
+/* Logits are made for so many rows at a time, to bound their memory. Fewer than a usual batch would
+ * read the unembedding twice in a step. */
+enum { HEAD_ROWS = TD_SMALL_STEP };
 
 static td_status check_options(const td_model_options *o, td_error *err)
 {
@@ -37,15 +39,38 @@ static void place_inputs(td_model *m)
     in->table_rows = m->opt.max_tokens;
     if (m->kv.n_window > 0 && m->opt.kv_rings < (uint32_t)m->opt.max_tokens)
         in->table_rows = (int32_t)m->opt.kv_rings;
+    in->table_rows_even = (in->table_rows + 1) / 2 * 2; /* what follows has 8-byte fields */
+    in->max_pairs = m->cfg.vocab + 8192;                /* penalties on every token of one row */
+    in->max_masks = in->table_rows < m->head_rows ? in->table_rows : m->head_rows;
     in->tokens = at;
     in->pos = at += T;
     in->slot_full = at += T;
     in->slot_window = at += T;
     in->len = at += T;
     in->rows = at += T;
-    in->table_full = at += T;
-    in->table_window = at += (size_t)in->table_rows * (size_t)in->max_pages;
-    in->total = at + (size_t)in->table_rows * m->opt.ring_pages;
+    in->live = at += T;
+    in->sample = at = (at + 1 + 1) / 2 * 2;
+    in->table_window = at += (size_t)in->table_rows * sizeof(td_sample_row) / sizeof(int32_t);
+    in->edits = at = (at + (size_t)in->table_rows * m->opt.ring_pages + 1) / 2 * 2;
+    in->lists = at += 2 * MAX_EDITS;
+    in->total = at + 2 * (size_t)in->max_pairs;
+}
+
+/* Sizes of decode steps: close together where a few rows more cost time. Up to TD_SMALL_STEP they
+ * change no bit of a row. */
+static void choose_buckets(td_model *m)
+{
+    int32_t T = 1, most = m->in.table_rows;
+
+    if (m->ops->graph_begin == NULL || m->opt.no_graphs)
+        return;
+    if (most > MAX_BUCKET_T)
+        most = MAX_BUCKET_T;
+    while (m->n_buckets < MAX_BUCKETS - 1 && T < most) {
+        m->bucket[m->n_buckets++].T = T;
+        T += T < 2 ? 1 : T < 8 ? T : T < 32 ? 8 : T < 64 ? 16 : T < 128 ? 32 : 64;
+    }
+    m->bucket[m->n_buckets++].T = most;
 }
 
 static td_dims dims_of(const td_model *m, const td_shard *s)
@@ -60,7 +85,8 @@ static td_dims dims_of(const td_model *m, const td_shard *s)
                      .I = s->n_inner,
                      .k = m->cfg.top_k,
                      .V = s->n_vocab,
-                     .head_rows = m->head_rows};
+                     .head_rows = m->head_rows,
+                     .sample_V = s->rank == 0 ? m->cfg.vocab : 0};
 }
 
 typedef struct opening {
@@ -69,6 +95,28 @@ typedef struct opening {
     const td_weight_source *src;
     int32_t layer;
 } opening;
+
+/* The host's side of the inputs and of what comes back, with the first device. */
+static td_status alloc_host(td_model *m, td_error *err)
+{
+    size_t words = ((size_t)m->cfg.vocab + 31) / 32, rows = (size_t)m->in.table_rows;
+    struct {
+        td_buffer *buf;
+        size_t bytes;
+    } want[] = {
+        {&m->inputs, m->in.total * sizeof(int32_t)},
+        {&m->table, rows * (size_t)m->in.max_pages * sizeof(int32_t)},
+        {&m->masks, (size_t)m->in.max_masks * words * sizeof(uint32_t)},
+        {&m->out, (size_t)m->in.table_rows_even * sizeof(int32_t) + rows * sizeof(td_logprobs)},
+    };
+    td_status st = m->ops->dev_bind(m->rank[0].dev, err);
+
+    for (size_t i = 0; st == TD_OK && i < sizeof want / sizeof want[0]; i++)
+        st = m->ops->alloc_host(m->rank[0].dev, want[i].bytes, want[i].buf, err);
+    if (st == TD_OK)
+        model_forget_tables(m);
+    return st;
+}
 
 static td_status alloc_rank(void *ctx, int32_t rank, td_error *err)
 {
@@ -86,8 +134,8 @@ static td_status alloc_rank(void *ctx, int32_t rank, td_error *err)
     } want[] = {
         {&r->cos, rope},
         {&r->sin, rope},
-        {&r->kv, m->kv.region_bytes},
         {&r->inputs, m->in.total * sizeof(int32_t)},
+        {&r->table, (size_t)m->in.table_rows * (size_t)m->in.max_pages * sizeof(int32_t)},
         {&r->x, T * D * resid},
         {&r->q, T * (size_t)(r->shard.n_q * m->cfg.head_dim) * act},
         {&r->part[0], T * D * act},
@@ -96,11 +144,18 @@ static td_status alloc_rank(void *ctx, int32_t rank, td_error *err)
         {&r->idx, T * k * sizeof(int32_t)},
         {&r->prob, T * k * sizeof(float)},
         {&r->logits, (size_t)m->head_rows * (size_t)r->shard.n_vocab * sizeof(float)},
+        {&r->full, rank == 0 && m->comm != NULL
+                       ? (size_t)m->head_rows * (size_t)m->cfg.vocab * sizeof(float)
+                       : 0},
+        {&r->masks, rank == 0 ? m->masks.bytes : 0},
+        {&r->out, rank == 0 ? m->out.bytes : 0},
         {&r->ws, m->ops->workspace_bytes(r->dev, &dims)},
     };
 
-    for (size_t i = 0; st == TD_OK && i < sizeof want / sizeof want[0]; i++)
+    for (size_t i = 0; st == TD_OK && i < sizeof want / sizeof want[0]; i++) {
         st = m->ops->alloc(r->dev, want[i].bytes, want[i].buf, err);
+        r->work_bytes += want[i].bytes;
+    }
     if (st == TD_OK)
         st = m->ops->copy_in(r->stream, r->cos.ptr, o->rope->cos, rope, err);
     if (st == TD_OK)
@@ -108,6 +163,60 @@ static td_status alloc_rank(void *ctx, int32_t rank, td_error *err)
     if (st == TD_OK)
         st = m->ops->sync(r->stream, err);
     return st == TD_OK ? st : td_wrap(err, "memory of rank %d", rank);
+}
+
+static td_status alloc_kv_rank(void *ctx, int32_t rank, td_error *err)
+{
+    td_model *m = ctx;
+    model_rank *r = &m->rank[rank];
+    td_status st = m->ops->dev_bind(r->dev, err);
+
+    if (st == TD_OK)
+        st = m->ops->alloc(r->dev, m->kv.region_bytes, &r->kv, err);
+    return st == TD_OK ? st : td_wrap(err, "KV memory of rank %d", rank);
+}
+
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / (double)(1 << 30);
+}
+
+static td_status set_kv_pages(td_model *m, uint32_t pages, td_error *err)
+{
+    m->opt.kv_pages = pages;
+    return td_kv_geometry_init(&m->kv, &m->cfg, m->opt.tp, m->opt.kv_dtype, pages, m->opt.kv_rings,
+                               m->opt.ring_pages, err);
+}
+
+/* As many pages as every rank's device has room for beside what it holds already. */
+static td_status fit_kv(td_model *m, td_error *err)
+{
+    uint32_t most = m->opt.kv_pages, least = m->opt.kv_pages_least > 0 ? m->opt.kv_pages_least : 1;
+    uint64_t one, page;
+    td_status st = set_kv_pages(m, 1, err);
+
+    one = m->kv.region_bytes;
+    if (st == TD_OK)
+        st = set_kv_pages(m, 2, err);
+    page = m->kv.region_bytes - one; /* 0: no layer is a full one */
+    for (int32_t i = 0; st == TD_OK && i < m->opt.tp; i++) {
+        td_model_memory has = td_model_memory_of(m, i);
+        uint64_t rest = one - page, want = has.weights + has.work + rest + least * page;
+        uint64_t room;
+
+        if (want > m->opt.device_bytes)
+            return td_fail_param(
+                err, "--gpu-memory",
+                "rank %d may take %.2f GiB of its device and needs %.2f: weights %.2f, workspace "
+                "%.2f, %u window rings of the KV-cache %.2f, %u of its pages %.2f. Give it a larger "
+                "share, or ask for less (--kv-memory, rings, chunk or batch, --kv-dtype)",
+                i, gib(m->opt.device_bytes), gib(want), gib(has.weights), gib(has.work),
+                m->opt.kv_rings, gib(rest), least, gib(least * page));
+        room = page > 0 ? (m->opt.device_bytes - (want - least * page)) / page : most;
+        if (room < most)
+            most = (uint32_t)room;
+    }
+    return st == TD_OK ? set_kv_pages(m, most, err) : st;
 }
 
 static td_status load_rank(void *ctx, int32_t rank, td_error *err)
@@ -199,8 +308,15 @@ td_status td_model_open_source(const td_weight_source *src, const td_model_confi
     m->opt.backend = NULL; /* the caller's string; the name lives on in ops */
     m->head_rows = opt->max_tokens < HEAD_ROWS ? opt->max_tokens : HEAD_ROWS;
     if ((st = check_options(opt, err)) != TD_OK ||
-        (st = td_ops_find(opt->backend, &m->ops, err)) != TD_OK)
+        (st = opt->ops != NULL ? TD_OK : td_ops_find(opt->backend, &m->ops, err)) != TD_OK)
         goto fail;
+    if (opt->ops != NULL)
+        m->ops = opt->ops;
+    if (opt->kv_dtype == TD_KV_E4M3 && m->ops->act != TD_ELT_BF16) {
+        st = td_fail_param(err, "--kv-dtype", "e4m3 needs --backend cuda; the %s backend has bf16 "
+                           "and f32", m->ops->name);
+        goto fail;
+    }
     if ((st = td_shard_of(cfg, opt->tp, opt->ep, 0, &first, err)) != TD_OK)
         goto fail;
     if ((m->rank = calloc((size_t)opt->tp, sizeof *m->rank)) == NULL) {
@@ -214,18 +330,19 @@ td_status td_model_open_source(const td_weight_source *src, const td_model_confi
                                   opt->ring_pages, err)) != TD_OK)
         goto fail;
     place_inputs(m);
-    m->inputs = calloc(m->in.total, sizeof *m->inputs);
-    m->logits = calloc((size_t)m->head_rows * (size_t)cfg->vocab, sizeof *m->logits);
-    m->scratch = calloc((size_t)cfg->vocab, sizeof *m->scratch);
-    if (m->inputs == NULL || m->logits == NULL || m->scratch == NULL) {
+    choose_buckets(m);
+    m->changes.run = calloc((size_t)m->in.table_rows, sizeof *m->changes.run);
+    if (m->changes.run == NULL) {
         st = td_fail(err, TD_NOMEM, "model: no memory for steps of %d tokens", opt->max_tokens);
         goto fail;
     }
     if ((st = td_rope_init(&rope, cfg, m->in.max_pages * TD_PAGE_TOKENS, err)) != TD_OK ||
-        (st = open_ranks(m, err)) != TD_OK ||
+        (st = open_ranks(m, err)) != TD_OK || (st = alloc_host(m, err)) != TD_OK ||
         (st = td_ranks_run(m->ranks, alloc_rank, &(opening){.m = m, .rope = &rope}, err)) !=
             TD_OK ||
-        (st = load_weights(m, src, err)) != TD_OK)
+        (st = load_weights(m, src, err)) != TD_OK ||
+        (st = m->opt.device_bytes > 0 ? fit_kv(m, err) : TD_OK) != TD_OK ||
+        (st = td_ranks_run(m->ranks, alloc_kv_rank, m, err)) != TD_OK)
         goto fail;
     td_rope_fini(&rope);
     *out = m;
@@ -249,13 +366,20 @@ static td_status close_rank(void *ctx, int32_t rank, td_error *err)
 {
     td_model *m = ctx;
     model_rank *r = &m->rank[rank];
-    td_buffer *bufs[] = {&r->cos,     &r->sin, &r->kv,  &r->inputs, &r->x,      &r->q, &r->part[0],
-                         &r->part[1], &r->t,   &r->idx, &r->prob,   &r->logits, &r->ws};
+    td_buffer *bufs[] = {&r->cos,     &r->sin,     &r->kv, &r->inputs, &r->table,  &r->x,
+                         &r->q,       &r->part[0], &r->t,  &r->idx,    &r->prob,   &r->logits,
+                         &r->part[1], &r->full,    &r->ws, &r->masks,  &r->out};
+    td_buffer *host[] = {&m->inputs, &m->table, &m->masks, &m->out};
 
     if (r->dev == NULL || m->ops->dev_bind(r->dev, err) != TD_OK)
         return TD_OK;
     for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
         m->ops->release(bufs[i]);
+    for (int32_t i = 0; i < m->n_buckets; i++)
+        if (r->graph[i] != NULL)
+            m->ops->graph_free(r->graph[i]);
+    for (size_t i = 0; rank == 0 && i < sizeof host / sizeof host[0]; i++)
+        m->ops->free_host(host[i]);
     td_rank_weights_fini(&r->w);
     m->ops->dev_close(r->dev);
     return TD_OK;
@@ -270,9 +394,7 @@ void td_model_close(td_model *m)
     td_ranks_free(m->ranks);
     td_comm_close(m->comm);
     free(m->rank);
-    free(m->inputs);
-    free(m->logits);
-    free(m->scratch);
+    free(m->changes.run);
     free(m);
 }
 
@@ -290,6 +412,15 @@ void *td_model_kv_base(const td_model *m, int32_t rank)
 {
     td_assert(rank >= 0 && rank < m->opt.tp);
     return m->rank[rank].kv.ptr;
+}
+
+td_model_memory td_model_memory_of(const td_model *m, int32_t rank)
+{
+    const model_rank *r = &m->rank[rank];
+
+    return (td_model_memory){.weights = td_rank_weights_bytes(&r->w),
+                             .work = r->work_bytes,
+                             .kv = r->kv.bytes};
 }
 
 uint64_t td_model_weight_bytes(const td_model *m)

@@ -26,10 +26,16 @@ typedef struct td_model_options {
     int32_t threads;          /* CPU backend: compute threads over all ranks; 0: all usable cores */
     td_expert_format experts; /* how MXFP4 experts are kept */
     td_kv_dtype kv_dtype;
-    uint32_t kv_pages;   /* full-layer pages per rank */
+    uint32_t kv_pages;   /* full-layer pages per rank; with device_bytes: the most that are wanted */
     uint32_t kv_rings;   /* requests with a window ring at once */
     uint32_t ring_pages; /* see td_kv_ring_pages() */
     int32_t max_tokens;  /* most tokens in one step: the prefill chunk, or the decode batch */
+    bool no_graphs;      /* run every decode step as it is, on backends with graphs too */
+    /* What a rank may take of its device, all in all. KV gets what weights and workspace leave, at
+     * least kv_pages_least pages. 0: no limit, and kv_pages as given. */
+    uint64_t device_bytes;
+    uint32_t kv_pages_least;
+    const td_ops *ops; /* a backend of the caller's own (tests); NULL: the one called `backend` */
 } td_model_options;
 
 /* Load the checkpoint onto every rank and start the rank threads. The checkpoint may be closed
@@ -50,6 +56,12 @@ const td_model_config *td_model_config_of(const td_model *m);
 const td_kv_geometry *td_model_kv(const td_model *m);
 void *td_model_kv_base(const td_model *m, int32_t rank); /* region of td_kv_geometry.region_bytes */
 uint64_t td_model_weight_bytes(const td_model *m);       /* on all ranks, as loaded */
+
+/* What a rank's device holds. */
+typedef struct td_model_memory {
+    uint64_t weights, work, kv; /* work: activations, tables, the steps' workspace */
+} td_model_memory;
+td_model_memory td_model_memory_of(const td_model *m, int32_t rank);
 
 /* One sequence's place in the KV memory. */
 typedef struct td_seq {
@@ -78,7 +90,8 @@ typedef struct td_prefill_step {
     td_layer_hook on_layer;      /* may be NULL */
     void *user;
     float *logits; /* NULL, or [n, vocab] for tests: logits of every position */
-    int32_t token; /* out: the sampled token, if sampling was given */
+    int32_t token; /* out: the sampled token, if sampling was given; -1: none can be sampled */
+    td_logprobs logprobs; /* out: where sampling asks for them */
 } td_prefill_step;
 
 /* One chunk of one prompt. Writes KV for positions pos .. pos + n - 1. TD_INVALID: a token id out
@@ -92,7 +105,12 @@ typedef struct td_decode_step {
     const td_sampling *sampling; /* [n] */
     float *logits;               /* NULL, or [n, vocab] for tests */
     int32_t *out;                /* [n] sampled tokens; -1 where nothing could be sampled */
+    td_logprobs *logprobs;       /* NULL, or [n] out: where sampling asks for them */
 } td_decode_step;
+
+/* Decode steps of every size once, on no sequence, and their graphs, so that no request waits for
+ * either: a few milliseconds a size. Without it they are made as they are met. */
+TD_MUST_CHECK td_status td_model_warm_up(td_model *m, td_error *err);
 
 /* One token for each of n sequences. A row's result does not depend on the other rows. */
 TD_MUST_CHECK td_status td_model_decode(td_model *m, const td_decode_step *step, td_error *err);

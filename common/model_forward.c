@@ -2,7 +2,7 @@
  *
  * Activations are replicated: every rank holds the whole residual stream x and computes its part of
  * each half layer; the parts are summed over ranks in rank order. Nothing here allocates or waits
- * for the device, apart from the logits at the end. */
+ * for the device until all is enqueued; then each rank waits once. */
 #include "common/model_impl.h"
 
 #include <math.h>
@@ -24,23 +24,6 @@ static td_status reduce(td_model *m, int32_t rank, const td_buffer *part, bool c
     return td_comm_reduce_add(m->comm, rank, r->stream, part->ptr, n, clear, r->x.ptr, err);
 }
 
-static td_status copy_inputs(td_model *m, model_rank *r, td_error *err)
-{
-    const step_inputs *in = &m->in;
-    int32_t *dst = r->inputs.ptr;
-    size_t rows = (size_t)m->step.n_tables, full = rows * (size_t)in->max_pages;
-    size_t ring = rows * m->kv.ring_pages;
-    td_status st = m->ops->copy_in(r->stream, dst, m->inputs, in->table_full * sizeof *dst, err);
-
-    if (st == TD_OK)
-        st = m->ops->copy_in(r->stream, dst + in->table_full, m->inputs + in->table_full,
-                             full * sizeof *dst, err);
-    if (st == TD_OK)
-        st = m->ops->copy_in(r->stream, dst + in->table_window, m->inputs + in->table_window,
-                             ring * sizeof *dst, err);
-    return st;
-}
-
 static td_kv_view kv_view(const td_model *m, const model_rank *r, int32_t layer)
 {
     int64_t stride = (int64_t)td_kv_head_stride(&m->kv, layer);
@@ -59,7 +42,7 @@ static td_status attention(td_model *m, const model_rank *r, int32_t layer, td_e
     bool windowed = m->cfg.windowed[layer];
     int32_t wrap = windowed ? (int32_t)m->kv.ring_pages : in->max_pages;
     int32_t window = windowed ? m->cfg.window : 0;
-    const int32_t *table = rank_input(r, windowed ? in->table_window : in->table_full);
+    const int32_t *table = windowed ? rank_input(r, in->table_window) : r->table.ptr;
     float scale = 1.0f / sqrtf((float)m->cfg.head_dim);
 
     if (m->step.prefill)
@@ -162,6 +145,7 @@ static td_status expert_half(td_model *m, int32_t rank, int32_t layer, td_error 
                                                     .k = c->top_k,
                                                     .eps = c->eps,
                                                     .x = r->x.ptr,
+                                                    .live = rank_input(r, m->in.live),
                                                     .norm = &w->mlp_norm,
                                                     .w = &w->router,
                                                     .bias = &w->router_bias,
@@ -197,17 +181,15 @@ static td_status expert_half(td_model *m, int32_t rank, int32_t layer, td_error 
 static td_status layers(td_model *m, int32_t rank, td_error *err)
 {
     model_rank *r = &m->rank[rank];
-    td_status st = copy_inputs(m, r, err);
+    td_status st = m->ops->embed(r->stream,
+                                 &(td_embed_args){.T = m->step.T,
+                                                  .D = m->cfg.hidden,
+                                                  .first = r->shard.vocab_first,
+                                                  .tokens = rank_input(r, m->in.tokens),
+                                                  .table = &r->w.embed,
+                                                  .out = r->part[1].ptr},
+                                 err);
 
-    if (st == TD_OK)
-        st = m->ops->embed(r->stream,
-                           &(td_embed_args){.T = m->step.T,
-                                            .D = m->cfg.hidden,
-                                            .first = r->shard.vocab_first,
-                                            .tokens = rank_input(r, m->in.tokens),
-                                            .table = &r->w.embed,
-                                            .out = r->part[1].ptr},
-                           err);
     if (st == TD_OK)
         st = reduce(m, rank, &r->part[1], true, err);
     for (int32_t l = 0; st == TD_OK && l < m->cfg.n_layers; l++) {
@@ -220,29 +202,104 @@ static td_status layers(td_model *m, int32_t rank, td_error *err)
     return st;
 }
 
-static td_status head(td_model *m, int32_t rank, td_error *err)
+/* Choose tokens for n of the rows that have logits, from row `from` of them on, as rows at .. of
+ * the output. With several ranks their logits come together on rank 0, which chooses. */
+static td_status sample(td_model *m, int32_t rank, int32_t from, int32_t n, int32_t at,
+                        td_error *err)
+{
+    model_rank *r = &m->rank[rank], *first = &m->rank[0];
+    const td_shard *s = &r->shard;
+    const float *logits = (float *)r->logits.ptr + (size_t)from * (size_t)s->n_vocab;
+    td_status st = TD_OK;
+
+    if (m->comm != NULL) {
+        st = td_comm_gather(m->comm, rank, r->stream, logits, n, s->n_vocab, s->vocab_first,
+                            m->cfg.vocab, first->full.ptr, err);
+        logits = first->full.ptr;
+    }
+    if (st != TD_OK || rank != 0)
+        return st;
+    return m->ops->sample(
+        r->stream,
+        &(td_sample_args){.n = n,
+                          .V = m->cfg.vocab,
+                          .logits = logits,
+                          .rows = (const td_sample_row *)rank_input(r, m->in.sample) + at,
+                          .lists = rank_input(r, m->in.lists),
+                          .masks = r->masks.ptr,
+                          .token = (int32_t *)r->out.ptr + at,
+                          .logprobs =
+                              (td_logprobs *)((int32_t *)r->out.ptr + m->in.table_rows_even) + at,
+                          .ws = r->ws.ptr},
+        err);
+}
+
+/* Rows first .. first + n: their logits, and their tokens if they are to be sampled. */
+static td_status head(td_model *m, int32_t rank, int32_t first, int32_t n, td_error *err)
 {
     model_rank *r = &m->rank[rank];
     const td_shard *s = &r->shard;
-    size_t row = (size_t)s->n_vocab * sizeof(float);
-    td_status st =
-        m->ops->head(r->stream,
-                     &(td_head_args){.n = m->step.head_n,
-                                     .D = m->cfg.hidden,
-                                     .V = s->n_vocab,
-                                     .eps = m->cfg.eps,
-                                     .x = r->x.ptr,
-                                     .rows = rank_input(r, m->in.rows) + m->step.head_first,
-                                     .norm = &r->w.final_norm,
-                                     .w = &r->w.unembed,
-                                     .out = r->logits.ptr,
-                                     .ws = r->ws.ptr},
-                     err);
+    const model_step *step = &m->step;
+    size_t row = (size_t)s->n_vocab * sizeof(float), V = (size_t)m->cfg.vocab;
+    int32_t from = first > step->sample_first ? first : step->sample_first;
+    td_status st = m->ops->head(r->stream,
+                                &(td_head_args){.n = n,
+                                                .D = m->cfg.hidden,
+                                                .V = s->n_vocab,
+                                                .eps = m->cfg.eps,
+                                                .x = r->x.ptr,
+                                                .rows = rank_input(r, m->in.rows) + first,
+                                                .norm = &r->w.final_norm,
+                                                .w = &r->w.unembed,
+                                                .out = r->logits.ptr,
+                                                .ws = r->ws.ptr},
+                                err);
 
+    if (st == TD_OK && step->logits != NULL)
+        st = m->ops->copy_out(r->stream,
+                              step->logits + (size_t)(first - step->head_first) * V +
+                                  (size_t)s->vocab_first,
+                              V * sizeof(float), r->logits.ptr, row, row, (size_t)n, err);
+    if (st == TD_OK && from < first + n)
+        st = sample(m, rank, from - first, first + n - from, from - step->sample_first, err);
+    return st;
+}
+
+/* All of the step but its inputs: what a graph holds. */
+static td_status enqueue(td_model *m, int32_t rank, td_error *err)
+{
+    const model_step *step = &m->step;
+    model_rank *r = &m->rank[rank];
+    int32_t sampled = step->head_end - step->sample_first;
+    td_status st = step->layers ? layers(m, rank, err) : TD_OK;
+
+    for (int32_t at = step->head_first, n; st == TD_OK && at < step->head_end; at += n) {
+        n = step->head_end - at < m->head_rows ? step->head_end - at : m->head_rows;
+        st = head(m, rank, at, n, err);
+    }
+    if (st == TD_OK && rank == 0 && sampled > 0) {
+        size_t bytes =
+            (size_t)m->in.table_rows_even * sizeof(int32_t) + (size_t)sampled * sizeof(td_logprobs);
+
+        st = m->ops->copy_out(r->stream, m->out.ptr, bytes, r->out.ptr, bytes, bytes, 1, err);
+    }
+    return st;
+}
+
+static td_status capture(td_model *m, int32_t rank, td_error *err)
+{
+    model_rank *r = &m->rank[rank];
+    td_graph **g = &r->graph[m->step.graph];
+    td_status st;
+
+    m->ops->graph_free(*g); /* of a step that failed on another rank */
+    *g = NULL;
+    if ((st = m->ops->graph_begin(r->stream, err)) != TD_OK)
+        return st;
+    st = enqueue(m, rank, err);
     if (st == TD_OK)
-        st = m->ops->copy_out(r->stream, m->logits + s->vocab_first,
-                              (size_t)m->cfg.vocab * sizeof(float), r->logits.ptr, row, row,
-                              (size_t)m->step.head_n, err);
+        return m->ops->graph_end(r->stream, g, err);
+    (void)m->ops->graph_end(r->stream, NULL, NULL);
     return st;
 }
 
@@ -250,14 +307,20 @@ td_status model_forward(void *ctx, int32_t rank, td_error *err)
 {
     td_model *m = ctx;
     model_rank *r = &m->rank[rank];
+    step_mode mode = m->step.mode;
     td_status st = m->ops->dev_bind(r->dev, err);
 
-    if (st == TD_OK && m->step.layers)
-        st = layers(m, rank, err);
-    if (st == TD_OK && m->step.head_n > 0)
-        st = head(m, rank, err);
+    if (st == TD_OK && mode == STEP_CAPTURE)
+        st = capture(m, rank, err);
+    if (st == TD_OK)
+        st = model_copy_inputs(m, rank, err);
+    if (st == TD_OK)
+        st = mode == STEP_PLAIN ? enqueue(m, rank, err)
+                                : m->ops->graph_launch(r->stream, r->graph[m->step.graph], err);
     if (st == TD_OK)
         st = m->ops->sync(r->stream, err);
+    if (st == TD_OK && m->comm != NULL)
+        st = td_comm_check(m->comm, rank, err);
     if (st != TD_OK && m->comm != NULL)
         td_comm_abort(m->comm); /* the others must not wait for us */
     return st;

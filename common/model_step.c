@@ -1,5 +1,10 @@
 /* model_step: a step from the caller's side: check it whole, lay out its inputs, run the ranks,
- * sample. Nothing is written anywhere before everything has been checked. */
+ * read what they chose. Nothing is written anywhere before everything has been checked.
+ *
+ * Decode steps on a backend with graphs come in a few sizes: rows up to the next size are padding,
+ * which stores nothing, sees nothing and chooses no expert. Each size's step is run once as it is,
+ * so that nothing happens for the first time while it is being captured, then captured, then
+ * replayed. */
 #include <string.h>
 
 #include "common/model.h"
@@ -16,152 +21,88 @@ td_status td_event_query(td_event *e)
     return e == NULL ? TD_OK : e->query(e);
 }
 
-static td_status check_tokens(const td_model *m, const int32_t *tokens, int32_t n, td_error *err)
-{
-    for (int32_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || tokens[i] >= m->cfg.vocab)
-            return td_fail(err, TD_INVALID, "token %d of %d is %d; the vocabulary ends at %d", i, n,
-                           tokens[i], m->cfg.vocab - 1);
-    return TD_OK;
-}
-
-/* Sequence i of the step, which puts n tokens at s->pos. */
-static td_status check_seq(const td_model *m, int32_t i, const td_seq *s, int32_t n, td_error *err)
-{
-    int64_t end = (int64_t)s->pos + n;
-    int64_t room = (int64_t)m->in.max_pages * TD_PAGE_TOKENS;
-    uint32_t pages;
-
-    if (s->pos < 0 || end > m->cfg.max_positions || end > room)
-        return td_fail(err, TD_INVALID,
-                       "sequence %d: positions %d to %lld; the model has %d and the KV pool %lld",
-                       i, s->pos, (long long)end - 1, m->cfg.max_positions, (long long)room);
-    pages = td_kv_pages_for((uint64_t)end);
-    if (m->kv.n_full > 0) {
-        if (s->n_pages < pages)
-            return td_fail(err, TD_INVALID, "sequence %d: %u pages do not cover %lld positions", i,
-                           s->n_pages, (long long)end);
-        for (uint32_t p = 0; p < pages; p++)
-            if (s->pages[p] >= m->kv.n_pages)
-                return td_fail(err, TD_INVALID, "sequence %d: page %u of a pool of %u", i,
-                               s->pages[p], m->kv.n_pages);
-    }
-    if (m->kv.n_window > 0) {
-        int64_t before = s->pos < m->cfg.window - 1 ? s->pos : m->cfg.window - 1;
-
-        if (s->ring >= m->kv.n_rings)
-            return td_fail(err, TD_INVALID, "sequence %d: ring %u of %u", i, s->ring,
-                           m->kv.n_rings);
-        if (before + n > (int64_t)m->kv.ring_pages * TD_PAGE_TOKENS)
-            return td_fail(err, TD_INVALID,
-                           "sequence %d: a ring of %u pages cannot hold %d new positions and the "
-                           "%lld before them that they see",
-                           i, m->kv.ring_pages, n, (long long)before);
-    }
-    return TD_OK;
-}
-
-/* Where position p of s is stored, in the full layers and in the window layers. */
-static void place(const td_model *m, const td_seq *s, int32_t p, int32_t *full, int32_t *window)
-{
-    int32_t page = p / TD_PAGE_TOKENS, row = p % TD_PAGE_TOKENS;
-
-    *full = m->kv.n_full > 0 ? (int32_t)s->pages[page] * TD_PAGE_TOKENS + row : -1;
-    *window = m->kv.n_window > 0
-                  ? (int32_t)(s->ring * m->kv.ring_pages + (uint32_t)page % m->kv.ring_pages) *
-                            TD_PAGE_TOKENS +
-                        row
-                  : -1;
-}
-
-/* Row `row` of both tables: the pages of s that hold n positions. */
-static void fill_tables(td_model *m, const td_seq *s, int32_t row, int64_t n)
-{
-    int32_t *full = m->inputs + m->in.table_full + (size_t)row * (size_t)m->in.max_pages;
-    int32_t *ring = m->inputs + m->in.table_window + (size_t)row * m->kv.ring_pages;
-    uint32_t pages = m->kv.n_full > 0 ? td_kv_pages_for((uint64_t)n) : 0;
-
-    for (uint32_t p = 0; p < pages; p++)
-        full[p] = (int32_t)s->pages[p];
-    if (m->kv.n_window > 0)
-        for (uint32_t p = 0; p < m->kv.ring_pages; p++)
-            ring[p] = (int32_t)(s->ring * m->kv.ring_pages + p);
-}
-
 static td_status run(td_model *m, td_error *err)
 {
     td_status st = td_ranks_run(m->ranks, model_forward, m, err);
 
-    if (st != TD_OK && m->comm != NULL)
-        td_comm_reset(m->comm);
+    m->changes.n_edits = m->changes.n_runs = 0;
+    if (st != TD_OK) {
+        model_forget_tables(m); /* who knows what has arrived */
+        if (m->comm != NULL)
+            td_comm_reset(m->comm);
+    }
     return st;
 }
 
-/* Logits of rows first .. first + n of the step, in m->logits. */
-static td_status run_head(td_model *m, int32_t first, int32_t n, td_error *err)
+static const td_logprobs *logprobs_of(const td_model *m)
 {
-    m->step.head_first = (size_t)first;
-    m->step.head_n = n;
-    if (m->step.layers) { /* the first group comes with the layers, in one go */
-        td_status st = run(m, err);
-
-        m->step.layers = false;
-        return st;
-    }
-    return run(m, err);
+    return (const void *)((const int32_t *)m->out.ptr + m->in.table_rows_even);
 }
 
 td_status td_model_prefill(td_model *m, td_prefill_step *step, td_error *err)
 {
-    int32_t n = step->n, *in = m->inputs, first;
-    size_t V = (size_t)m->cfg.vocab;
+    int32_t n = step->n;
     td_status st;
 
     step->token = -1;
+    step->logprobs.n = -1;
     if (n < 1 || n > m->opt.max_tokens)
         return td_fail(err, TD_INVALID, "a prefill step of %d tokens; 1 to %d are possible", n,
                        m->opt.max_tokens);
-    if ((st = check_tokens(m, step->tokens, n, err)) != TD_OK ||
-        (st = check_seq(m, 0, &step->seq, n, err)) != TD_OK)
+    if ((st = model_check_tokens(m, step->tokens, n, err)) != TD_OK ||
+        (st = model_check_seq(m, 0, &step->seq, n, err)) != TD_OK ||
+        (step->sampling != NULL && (st = model_check_sampling(m, 0, step->sampling, err)) != TD_OK))
         return st;
-    memcpy(in + m->in.tokens, step->tokens, (size_t)n * sizeof *in);
-    for (int32_t i = 0; i < n; i++) {
-        int32_t p = step->seq.pos + i;
-
-        in[m->in.pos + (size_t)i] = p;
-        in[m->in.len + (size_t)i] = p + 1;
-        in[m->in.rows + (size_t)i] = i;
-        place(m, &step->seq, p, &in[m->in.slot_full + (size_t)i],
-              &in[m->in.slot_window + (size_t)i]);
-    }
-    fill_tables(m, &step->seq, 0, (int64_t)step->seq.pos + n);
     m->step = (model_step){.T = n,
                            .prefill = true,
                            .pos0 = step->seq.pos,
-                           .n_tables = 1,
                            .layers = true,
+                           .head_first = step->logits != NULL ? 0 : n - 1,
+                           .head_end = step->logits != NULL || step->sampling != NULL ? n : 0,
+                           .sample_first = step->sampling != NULL ? n - 1 : n,
+                           .logits = step->logits,
                            .on_layer = step->on_layer,
                            .user = step->user};
-    if (step->sampling == NULL && step->logits == NULL)
-        return run(m, err);
-    first = step->logits != NULL ? 0 : n - 1;
-    for (int32_t at = first, rows; at < n; at += rows) {
-        rows = n - at < m->head_rows ? n - at : m->head_rows;
-        if ((st = run_head(m, at, rows, err)) != TD_OK)
-            return st;
-        if (step->logits != NULL)
-            memcpy(step->logits + (size_t)at * V, m->logits, (size_t)rows * V * sizeof(float));
-        if (step->sampling != NULL && at + rows == n)
-            step->token = td_sample(m->logits + (size_t)(rows - 1) * V, m->cfg.vocab,
-                                    step->sampling, m->scratch);
+    for (int32_t i = 0; i < n; i++)
+        model_put_row(m, i, step->tokens[i], &step->seq, step->seq.pos + i);
+    ((int32_t *)m->inputs.ptr)[m->in.live] = n;
+    model_put_tables(m, 0, &step->seq, (int64_t)step->seq.pos + n);
+    if (step->sampling != NULL && model_put_sampling(m, step->sampling, 1) != 1)
+        td_assert(false); /* checked: one row always fits */
+    if ((st = run(m, err)) == TD_OK && step->sampling != NULL) {
+        step->token = *(const int32_t *)m->out.ptr;
+        step->logprobs = logprobs_of(m)[0];
     }
-    return TD_OK;
+    return st;
+}
+
+/* The size of graph that n rows fit into; NULL: none. */
+static model_bucket *bucket_of(td_model *m, int32_t n)
+{
+    for (int32_t i = 0; i < m->n_buckets; i++)
+        if (m->bucket[i].T >= n)
+            return &m->bucket[i];
+    return NULL;
+}
+
+/* The step that is laid out in n rows, padded to a bucket's size. */
+static td_status run_bucket(td_model *m, model_bucket *b, int32_t n, td_error *err)
+{
+    td_status st;
+
+    m->step.T = m->step.head_end = b->T;
+    m->step.graph = (int32_t)(b - m->bucket);
+    m->step.mode = b->warm;
+    model_put_padding(m, n, b->T);
+    st = run(m, err);
+    if (st == TD_OK && b->warm != STEP_REPLAY)
+        b->warm++;
+    return st;
 }
 
 td_status td_model_decode(td_model *m, const td_decode_step *step, td_error *err)
 {
-    int32_t n = step->n, *in = m->inputs;
-    size_t V = (size_t)m->cfg.vocab;
+    int32_t n = step->n, rows;
     td_status st;
 
     if (n < 1 || n > m->opt.max_tokens)
@@ -170,31 +111,51 @@ td_status td_model_decode(td_model *m, const td_decode_step *step, td_error *err
     if (n > m->in.table_rows)
         return td_fail(err, TD_INVALID, "a decode step of %d sequences with %d window rings", n,
                        m->in.table_rows);
-    if ((st = check_tokens(m, step->tokens, n, err)) != TD_OK)
+    if ((st = model_check_tokens(m, step->tokens, n, err)) != TD_OK)
         return st;
     for (int32_t i = 0; i < n; i++)
-        if ((st = check_seq(m, i, &step->seqs[i], 1, err)) != TD_OK)
+        if ((st = model_check_seq(m, i, &step->seqs[i], 1, err)) != TD_OK ||
+            (st = model_check_sampling(m, i, &step->sampling[i], err)) != TD_OK)
             return st;
-    memcpy(in + m->in.tokens, step->tokens, (size_t)n * sizeof *in);
     for (int32_t i = 0; i < n; i++) {
-        const td_seq *s = &step->seqs[i];
-
-        in[m->in.pos + (size_t)i] = s->pos;
-        in[m->in.len + (size_t)i] = s->pos + 1;
-        in[m->in.rows + (size_t)i] = i;
-        place(m, s, s->pos, &in[m->in.slot_full + (size_t)i], &in[m->in.slot_window + (size_t)i]);
-        fill_tables(m, s, i, (int64_t)s->pos + 1);
+        model_put_row(m, i, step->tokens[i], &step->seqs[i], step->seqs[i].pos);
+        model_put_tables(m, i, &step->seqs[i], (int64_t)step->seqs[i].pos + 1);
     }
-    m->step = (model_step){.T = n, .n_tables = n, .layers = true};
-    for (int32_t at = 0, rows; at < n; at += rows) {
-        rows = n - at < m->head_rows ? n - at : m->head_rows;
-        if ((st = run_head(m, at, rows, err)) != TD_OK)
-            return st;
+    ((int32_t *)m->inputs.ptr)[m->in.live] = n;
+    /* One round, unless the rows' lists are too long to be on the device together: then the later
+     * rounds make the logits once more. */
+    for (int32_t at = 0; at < n; at += rows) {
+        m->step = (model_step){.T = n, .layers = at == 0, .head_first = at, .sample_first = at};
+        rows = model_put_sampling(m, step->sampling + at, n - at);
+        m->step.head_end = at + rows;
         if (step->logits != NULL)
-            memcpy(step->logits + (size_t)at * V, m->logits, (size_t)rows * V * sizeof(float));
-        for (int32_t i = 0; i < rows; i++)
-            step->out[at + i] = td_sample(m->logits + (size_t)i * V, m->cfg.vocab,
-                                          &step->sampling[at + i], m->scratch);
+            m->step.logits = step->logits + (size_t)at * (size_t)m->cfg.vocab;
+        if (rows == n && step->logits == NULL && bucket_of(m, n) != NULL)
+            st = run_bucket(m, bucket_of(m, n), n, err);
+        else
+            st = run(m, err);
+        if (st != TD_OK)
+            return st;
+        memcpy(step->out + at, m->out.ptr, (size_t)rows * sizeof *step->out);
+        if (step->logprobs != NULL)
+            memcpy(step->logprobs + at, logprobs_of(m), (size_t)rows * sizeof *step->logprobs);
     }
+    return TD_OK;
+}
+
+td_status td_model_warm_up(td_model *m, td_error *err)
+{
+    for (int32_t i = m->n_buckets - 1; i >= 0; i--) /* the largest first: it needs the most */
+        for (;;) {
+            bool last = m->bucket[i].warm == STEP_REPLAY;
+            td_status st;
+
+            m->step = (model_step){.layers = true};
+            st = run_bucket(m, &m->bucket[i], 0, err);
+            if (st != TD_OK)
+                return td_wrap(err, "warming up decode steps of %d", m->bucket[i].T);
+            if (last)
+                break;
+        }
     return TD_OK;
 }

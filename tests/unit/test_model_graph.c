@@ -1,0 +1,496 @@
+/* Captured steps, on a backend made for it: the CPU's, with graphs that keep each step's arguments
+ * and run them again. Whatever a step gets wrong when it is kept (an input that is not in its
+ * place, padding that shows, a table that was not sent) shows against the CPU backend, bit for bit.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "common/model.h"
+#include "tests/unit/model_fixture.h"
+
+/* --- a backend with graphs ------------------------------------------------------------------ */
+
+enum { MOST_KEPT = 600 };
+
+typedef struct copy_args {
+    void *dst;
+    const void *src;
+    size_t dst_pitch, src_pitch, bytes, rows;
+} copy_args;
+
+typedef union any_args {
+    td_embed_args embed;
+    td_add_args add;
+    td_attn_in_args attn_in;
+    td_attn_decode_args attn_decode;
+    td_attn_out_args attn_out;
+    td_router_args router;
+    td_experts_args experts;
+    td_head_args head;
+    td_sample_args sample;
+    copy_args copy;
+} any_args;
+
+typedef enum kept_kind {
+    EMBED,
+    ADD,
+    ATTN_IN,
+    ATTN_DECODE,
+    ATTN_OUT,
+    ROUTER,
+    EXPERTS,
+    HEAD,
+    SAMPLE,
+    COPY_OUT
+} kept_kind;
+
+typedef struct kept {
+    kept_kind kind;
+    any_args a;
+    const void *part; /* of add: the array may not live on */
+} kept;
+
+struct td_graph {
+    kept k[MOST_KEPT];
+    int n;
+};
+
+static td_graph *capturing; /* one rank */
+static int captured, launched, alive, refuse_captures;
+
+static bool keep(kept_kind kind, const void *args, size_t bytes)
+{
+    kept *k;
+
+    if (capturing == NULL)
+        return false;
+    assert_true(capturing->n < MOST_KEPT);
+    k = &capturing->k[capturing->n++];
+    k->kind = kind;
+    memcpy(&k->a, args, bytes);
+    if (kind == ADD) {
+        assert_int_equal(k->a.add.n_parts, 1);
+        k->part = k->a.add.part[0];
+    }
+    return true;
+}
+
+#define STEP(name, kind) \
+    static td_status do_##name(td_stream *s, const td_##name##_args *a, td_error *err) \
+    { \
+        return keep(kind, a, sizeof *a) ? TD_OK : td_ops_cpu.name(s, a, err); \
+    }
+STEP(embed, EMBED)
+STEP(add, ADD)
+STEP(attn_in, ATTN_IN)
+STEP(attn_decode, ATTN_DECODE)
+STEP(attn_out, ATTN_OUT)
+STEP(router, ROUTER)
+STEP(experts, EXPERTS)
+STEP(head, HEAD)
+STEP(sample, SAMPLE)
+
+static td_status do_copy_out(td_stream *s, void *dst, size_t dst_pitch, const void *src,
+                             size_t src_pitch, size_t bytes, size_t rows, td_error *err)
+{
+    copy_args c = {dst, src, dst_pitch, src_pitch, bytes, rows};
+
+    if (keep(COPY_OUT, &c, sizeof c))
+        return TD_OK;
+    return td_ops_cpu.copy_out(s, dst, dst_pitch, src, src_pitch, bytes, rows, err);
+}
+
+/* What a graph cannot hold. */
+static td_status do_copy_in(td_stream *s, void *dst, const void *src, size_t bytes, td_error *err)
+{
+    assert_null(capturing);
+    return td_ops_cpu.copy_in(s, dst, src, bytes, err);
+}
+
+static td_status do_edit(td_stream *s, const td_edit_args *a, td_error *err)
+{
+    assert_null(capturing);
+    return td_ops_cpu.edit(s, a, err);
+}
+
+static td_status do_sync(td_stream *s, td_error *err)
+{
+    assert_null(capturing);
+    return td_ops_cpu.sync(s, err);
+}
+
+static td_status graph_begin(td_stream *s, td_error *err)
+{
+    (void)s;
+    (void)err;
+    assert_null(capturing);
+    capturing = calloc(1, sizeof *capturing);
+    assert_non_null(capturing);
+    return TD_OK;
+}
+
+static td_status graph_end(td_stream *s, td_graph **out, td_error *err)
+{
+    td_graph *g = capturing;
+
+    (void)s;
+    capturing = NULL;
+    if (out != NULL && refuse_captures == 0) {
+        *out = g;
+        captured++;
+        alive++;
+        return TD_OK;
+    }
+    free(g);
+    return out != NULL ? td_fail(err, TD_DEVICE, "no graphs today") : TD_OK;
+}
+
+static td_status graph_launch(td_stream *s, td_graph *g, td_error *err)
+{
+    td_status st = TD_OK;
+
+    launched++;
+    for (int i = 0; st == TD_OK && i < g->n; i++) {
+        kept *k = &g->k[i];
+
+        switch (k->kind) {
+        case EMBED: st = td_ops_cpu.embed(s, &k->a.embed, err); break;
+        case ADD:
+            k->a.add.part = &k->part;
+            st = td_ops_cpu.add(s, &k->a.add, err);
+            break;
+        case ATTN_IN: st = td_ops_cpu.attn_in(s, &k->a.attn_in, err); break;
+        case ATTN_DECODE: st = td_ops_cpu.attn_decode(s, &k->a.attn_decode, err); break;
+        case ATTN_OUT: st = td_ops_cpu.attn_out(s, &k->a.attn_out, err); break;
+        case ROUTER: st = td_ops_cpu.router(s, &k->a.router, err); break;
+        case EXPERTS: st = td_ops_cpu.experts(s, &k->a.experts, err); break;
+        case HEAD: st = td_ops_cpu.head(s, &k->a.head, err); break;
+        case SAMPLE: st = td_ops_cpu.sample(s, &k->a.sample, err); break;
+        case COPY_OUT: {
+            copy_args *c = &k->a.copy;
+            st = td_ops_cpu.copy_out(s, c->dst, c->dst_pitch, c->src, c->src_pitch, c->bytes,
+                                     c->rows, err);
+            break;
+        }
+        }
+    }
+    return st;
+}
+
+static void graph_free(td_graph *g)
+{
+    alive -= g != NULL;
+    free(g);
+}
+
+static td_ops with_graphs(void)
+{
+    td_ops ops = td_ops_cpu;
+
+    ops.embed = do_embed;
+    ops.add = do_add;
+    ops.attn_in = do_attn_in;
+    ops.attn_decode = do_attn_decode;
+    ops.attn_out = do_attn_out;
+    ops.router = do_router;
+    ops.experts = do_experts;
+    ops.head = do_head;
+    ops.sample = do_sample;
+    ops.copy_in = do_copy_in;
+    ops.copy_out = do_copy_out;
+    ops.edit = do_edit;
+    ops.sync = do_sync;
+    ops.graph_begin = graph_begin;
+    ops.graph_end = graph_end;
+    ops.graph_launch = graph_launch;
+    ops.graph_free = graph_free;
+    captured = launched = alive = refuse_captures = 0;
+    return ops;
+}
+
+/* --- tests ---------------------------------------------------------------------------------- */
+
+enum { SEQS = 12, PAGES = 5, STEPS = 150, COUNTS = 40 };
+
+static td_model *open_model(const td_ops *ops)
+{
+    td_model_options opt = {.backend = "cpu",
+                            .ops = ops,
+                            .tp = 1,
+                            .ep = 1,
+                            .threads = 2,
+                            .kv_dtype = TD_KV_BF16,
+                            .kv_pages = SEQS * PAGES,
+                            .kv_rings = SEQS,
+                            .ring_pages = td_kv_ring_pages(fixture_config.window, 1),
+                            .max_tokens = 16};
+    td_checkpoint *c = NULL;
+    td_model *m = NULL;
+    td_error err = {0};
+
+    check_ok(td_checkpoint_random(&fixture_config, 11, &c, &err), &err);
+    check_ok(td_model_open(c, &fixture_config, &opt, &m, &err), &err);
+    td_checkpoint_close(c);
+    return m;
+}
+
+/* Sequences that join, leave and change places: the same plan for both models. */
+typedef struct plan {
+    uint32_t pages[SEQS][PAGES];
+    int32_t row[SEQS]; /* which sequence each row has */
+    int32_t n;
+    int32_t pos[SEQS], token[SEQS]; /* of sequences; pos 0: not begun */
+    td_token_count counts[SEQS][COUNTS];
+    td_token_bias bias[3];
+    td_id_range banned[2];
+    uint32_t mask[(515 + 31) / 32];
+    uint32_t rng;
+} plan;
+
+static uint32_t next(plan *p)
+{
+    p->rng = p->rng * 1664525 + 1013904223;
+    return p->rng >> 8;
+}
+
+static void begin(plan *p)
+{
+    memset(p, 0, sizeof *p);
+    p->rng = 5;
+    for (uint32_t s = 0; s < SEQS; s++)
+        for (uint32_t i = 0; i < PAGES; i++)
+            p->pages[s][i] = (i * SEQS + s) * 7 % (SEQS * PAGES);
+    p->bias[0] = (td_token_bias){17, 1.5f};
+    p->bias[1] = (td_token_bias){400, -3};
+    p->bias[2] = (td_token_bias){514, 2};
+    p->banned[0] = (td_id_range){0, 3};
+    p->banned[1] = (td_id_range){500, INT32_MAX};
+    memset(p->mask, 0x7b, sizeof p->mask);
+}
+
+static void change_batch(plan *p, int step)
+{
+    if (step % 3 == 0 || p->n == 0) { /* one joins, sometimes with another's old place */
+        uint32_t s = next(p) % SEQS;
+        bool there = false;
+
+        for (int32_t i = 0; i < p->n; i++)
+            there |= p->row[i] == (int32_t)s;
+        if (!there) {
+            p->row[p->n++] = (int32_t)s;
+            p->pos[s] = (int32_t)(next(p) % 130); /* a cache of whatever was there before */
+            p->token[s] = (int32_t)(next(p) % 515);
+        }
+    }
+    if (step % 7 == 6 && p->n > 1) {
+        uint32_t i = next(p) % (uint32_t)p->n;
+
+        p->row[i] = p->row[--p->n];
+    }
+    if (step == 100) /* nearly empty again, in smaller sizes */
+        p->n = 2;
+}
+
+static td_sampling how(plan *p, int32_t s)
+{
+    td_sampling a = {.temperature = s % 3 ? 1.0f : 0,
+                     .top_p = s % 2 ? 0.9f : 1,
+                     .top_k = s % 4 == 1 ? 30 : 0,
+                     .seed = (uint64_t)s,
+                     .index = (uint64_t)p->pos[s],
+                     .logprobs = s % 5 == 2,
+                     .top_logprobs = 4};
+
+    if (s % 4 < 2) {
+        a.banned = p->banned;
+        a.n_banned = 2;
+    }
+    if (s % 3 == 1) {
+        a.counts = p->counts[s];
+        a.n_counts = p->pos[s] % COUNTS;
+        a.frequency = 0.5f;
+        for (int32_t i = 0; i < a.n_counts; i++)
+            p->counts[s][i] = (td_token_count){(i * 13 + s) % 515, 1 + i % 3};
+    }
+    if (s % 6 == 4) {
+        a.bias = p->bias;
+        a.n_bias = 3;
+    }
+    if (s == 8 || s == 9)
+        a.mask = p->mask;
+    return a;
+}
+
+static void step_of(plan *p, td_model *m, int32_t *out, td_logprobs *lp)
+{
+    td_seq seqs[SEQS];
+    td_sampling sampling[SEQS];
+    int32_t tokens[SEQS];
+    td_error err = {0};
+
+    for (int32_t i = 0; i < p->n; i++) {
+        int32_t s = p->row[i];
+
+        seqs[i] =
+            (td_seq){.pages = p->pages[s], .n_pages = PAGES, .ring = (uint32_t)s, .pos = p->pos[s]};
+        tokens[i] = p->token[s];
+        sampling[i] = how(p, s);
+    }
+    check_ok(td_model_decode(m,
+                             &(td_decode_step){.n = p->n,
+                                               .seqs = seqs,
+                                               .tokens = tokens,
+                                               .sampling = sampling,
+                                               .logprobs = lp,
+                                               .out = out},
+                             &err),
+             &err);
+}
+
+static void same_logprobs(const td_logprobs *a, const td_logprobs *b)
+{
+    assert_int_equal(a->n, b->n);
+    if (a->n < 0)
+        return;
+    assert_memory_equal(&a->chosen, &b->chosen, sizeof a->chosen);
+    assert_memory_equal(a->id, b->id, (size_t)a->n * sizeof *a->id);
+    assert_memory_equal(a->logprob, b->logprob, (size_t)a->n * sizeof *a->logprob);
+}
+
+static void run_plan(td_model *plain, td_model *graphs, int steps)
+{
+    static plan p;
+    int32_t want[SEQS], got[SEQS];
+    td_logprobs lp_want[SEQS], lp_got[SEQS];
+
+    begin(&p);
+    for (int step = 0; step < steps; step++) {
+        change_batch(&p, step);
+        step_of(&p, plain, want, lp_want);
+        step_of(&p, graphs, got, lp_got);
+        assert_memory_equal(got, want, (size_t)p.n * sizeof *got);
+        for (int32_t i = 0; i < p.n; i++) {
+            int32_t s = p.row[i];
+
+            same_logprobs(&lp_got[i], &lp_want[i]);
+            assert_in_range(got[i], 0, 514);
+            p.token[s] = got[i];
+            if (++p.pos[s] == PAGES * TD_PAGE_TOKENS)
+                p.pos[s] = 0;
+        }
+    }
+}
+
+static void test_model_graph_gives_what_the_step_itself_gives(void **state)
+{
+    td_ops ops = with_graphs();
+    td_model *plain = open_model(NULL), *graphs = open_model(&ops);
+
+    (void)state;
+    run_plan(plain, graphs, STEPS);
+    assert_int_equal(captured, 5); /* of 1, 2, 4, 8 and all 12 */
+    assert_true(launched > STEPS - 2 * captured - 5);
+    td_model_close(plain);
+    td_model_close(graphs);
+    assert_int_equal(alive, 0);
+}
+
+static void test_model_warm_up_captures_all_and_changes_nothing(void **state)
+{
+    td_ops ops = with_graphs();
+    td_model *plain = open_model(NULL), *graphs = open_model(&ops);
+    uint64_t bytes = td_model_kv(graphs)->region_bytes;
+    td_error err = {0};
+
+    (void)state;
+    check_ok(td_model_warm_up(plain, &err), &err); /* nothing to do */
+    check_ok(td_model_warm_up(graphs, &err), &err);
+    assert_int_equal(captured, 5);
+    assert_memory_equal(td_model_kv_base(graphs, 0), td_model_kv_base(plain, 0), bytes);
+    run_plan(plain, graphs, 40);
+    assert_int_equal(captured, 5);
+    td_model_close(plain);
+    td_model_close(graphs);
+}
+
+static void test_model_graph_that_cannot_be_made_is_an_error_and_made_later(void **state)
+{
+    td_ops ops = with_graphs();
+    td_model *plain = open_model(NULL), *graphs = open_model(&ops);
+    td_error err = {0};
+
+    (void)state;
+    refuse_captures = 1;
+    assert_int_equal(td_model_warm_up(graphs, &err), TD_DEVICE);
+    assert_non_null(strstr(err.text, "no graphs today"));
+    refuse_captures = 0;
+    run_plan(plain, graphs, 30);
+    td_model_close(plain);
+    td_model_close(graphs);
+    assert_int_equal(alive, 0);
+}
+
+/* Lists that are too long to be on the device together are sampled in rounds. */
+static void test_model_samples_in_rounds_when_lists_are_long(void **state)
+{
+    enum { N = 6, LONG = 4000 };
+    td_ops ops = with_graphs();
+    td_model *graphs = open_model(&ops);
+    static td_id_range banned[N][LONG];
+    td_seq seqs[N];
+    td_sampling sampling[N];
+    int32_t tokens[N], together[N], alone;
+    td_logprobs lp[N];
+    uint32_t pages[N];
+    td_error err = {0};
+
+    (void)state;
+    for (uint32_t i = 0; i < N; i++) {
+        pages[i] = i;
+        tokens[i] = (int32_t)i + 40;
+        seqs[i] = (td_seq){.pages = &pages[i], .n_pages = 1, .ring = i};
+        for (int32_t j = 0; j < LONG; j++)
+            banned[i][j] = (td_id_range){(j * 7 + (int32_t)i) % 500, (j * 7 + (int32_t)i) % 500};
+        sampling[i] = (td_sampling){
+            .banned = banned[i], .n_banned = LONG, .logprobs = true, .top_logprobs = (int32_t)i};
+    }
+    td_decode_step d = {.n = N,
+                        .seqs = seqs,
+                        .tokens = tokens,
+                        .sampling = sampling,
+                        .logprobs = lp,
+                        .out = together};
+    check_ok(td_model_decode(graphs, &d, &err), &err);
+    for (int32_t i = 0; i < N; i++) {
+        d = (td_decode_step){.n = 1,
+                             .seqs = &seqs[i],
+                             .tokens = &tokens[i],
+                             .sampling = &sampling[i],
+                             .out = &alone};
+        assert_in_range(together[i], 500, 514); /* all that the ranges leave */
+        assert_int_equal(lp[i].n, i);
+        check_ok(td_model_decode(graphs, &d, &err), &err);
+        assert_int_equal(alone, together[i]);
+    }
+    sampling[2].n_bias = 20000;
+    d.sampling = &sampling[2];
+    assert_int_equal(td_model_decode(graphs, &d, &err), TD_INVALID);
+    assert_non_null(strstr(err.text, "20000 biases"));
+    td_model_close(graphs);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_model_graph_gives_what_the_step_itself_gives),
+        cmocka_unit_test(test_model_warm_up_captures_all_and_changes_nothing),
+        cmocka_unit_test(test_model_graph_that_cannot_be_made_is_an_error_and_made_later),
+        cmocka_unit_test(test_model_samples_in_rounds_when_lists_are_long),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
