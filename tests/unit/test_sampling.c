@@ -253,6 +253,92 @@ static void test_sampling_is_a_function_of_seed_and_index(void **state)
     }
 }
 
+/* Each change by itself, and their order: penalties, bias, mask, bans. */
+static void test_sampling_changes_logits_as_asked(void **state)
+{
+    const float logits[5] = {1, 2, 3, 4, 5};
+    const td_token_count counts[3] = {{4, 1}, {3, 3}, {99, 7}};
+    const td_token_bias bias[3] = {{0, 4.5f}, {-1, 100}, {5, 100}};
+    const td_id_range ban[1] = {{0, 0}};
+    uint32_t mask[1] = {0xffffffe6}; /* not 0, 3, 4 */
+    td_sampling s = {.counts = counts, .n_counts = 3};
+
+    (void)state;
+    assert_int_equal(sample(logits, 5, &s), 4); /* penalties of 0 */
+    s.presence = 1.5f;                          /* 1 2 3 2.5 3.5 */
+    assert_int_equal(sample(logits, 5, &s), 4);
+    s.frequency = 0.75f; /* 1 2 3 0.25 2.75 */
+    assert_int_equal(sample(logits, 5, &s), 2);
+    s.presence = s.frequency = -10; /* the more often the likelier */
+    assert_int_equal(sample(logits, 5, &s), 3);
+    s.n_counts = 0;
+    s.bias = bias;
+    s.n_bias = 3; /* 5.5 2 3 4 5 */
+    assert_int_equal(sample(logits, 5, &s), 0);
+    s.banned = ban;
+    s.n_banned = 1;
+    assert_int_equal(sample(logits, 5, &s), 4);
+    s.mask = mask;
+    assert_int_equal(sample(logits, 5, &s), 2);
+    mask[0] = 1; /* only what is banned */
+    assert_int_equal(sample(logits, 5, &s), -1);
+    s.temperature = 1;
+    assert_int_equal(sample(logits, 5, &s), -1);
+    mask[0] = 6; /* 1 and 2, 1 : e */
+    s.top_p = 1;
+    for (int n = 0; s.index < 1000; s.index++) {
+        n += sample(logits, 5, &s) == 2;
+        if (s.index == 999)
+            assert_in_range(n, 700, 760);
+    }
+}
+
+static void test_sampling_logprobs_are_of_the_raw_logits(void **state)
+{
+    const float logits[7] = {1, 3, NAN, 3, -INFINITY, 2, 3}, nans[2] = {NAN, NAN};
+    const float inf[3] = {INFINITY, 1, INFINITY};
+    double total = log(exp(1) + 3 * exp(3) + exp(2));
+    float many[TD_TOP_LOGPROBS + 9];
+    td_logprobs l;
+
+    (void)state;
+    td_logprobs_of(logits, 7, 5, 4, &l);
+    assert_int_equal(l.n, 4);
+    assert_int_equal(l.id[0], 1);
+    assert_int_equal(l.id[1], 3);
+    assert_int_equal(l.id[2], 6);
+    assert_int_equal(l.id[3], 5);
+    assert_true(fabs(l.logprob[0] - (3 - total)) < 1e-6);
+    assert_true(l.logprob[1] == l.logprob[0] && l.logprob[2] == l.logprob[0]);
+    assert_true(fabs(l.logprob[3] - (2 - total)) < 1e-6);
+    assert_true(l.chosen == l.logprob[3]);
+    td_logprobs_of(logits, 7, 0, 0, &l); /* the chosen one alone */
+    assert_int_equal(l.n, 0);
+    assert_true(fabs(l.chosen - (1 - total)) < 1e-6);
+    td_logprobs_of(logits, 7, 4, 20, &l); /* fewer than were asked for */
+    assert_int_equal(l.n, 6);
+    assert_int_equal(l.id[5], 4);
+    assert_true(isinf(l.logprob[5]) && isinf(l.chosen));
+    td_logprobs_of(logits, 7, -1, 4, &l);
+    assert_int_equal(l.n, -1);
+    td_logprobs_of(nans, 2, 0, 2, &l);
+    assert_int_equal(l.n, -1);
+    td_logprobs_of(inf, 3, 1, 3, &l);
+    assert_int_equal(l.n, 3);
+    assert_true(fabs(l.logprob[1] + log(2)) < 1e-6 && l.id[1] == 2 && isinf(l.chosen));
+    for (int i = 0; i < TD_TOP_LOGPROBS + 9; i++)
+        many[i] = noise((uint64_t)i);
+    td_logprobs_of(many, TD_TOP_LOGPROBS + 9, 0, TD_TOP_LOGPROBS, &l);
+    assert_int_equal(l.n, TD_TOP_LOGPROBS);
+    for (int j = 0; j < l.n; j++) {
+        int above = 0;
+
+        for (int i = 0; i < TD_TOP_LOGPROBS + 9; i++)
+            above += many[i] > many[l.id[j]];
+        assert_int_equal(above, j);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -262,6 +348,8 @@ int main(void)
         cmocka_unit_test(test_sampling_never_takes_nan_or_banned),
         cmocka_unit_test(test_sampling_extremes),
         cmocka_unit_test(test_sampling_is_a_function_of_seed_and_index),
+        cmocka_unit_test(test_sampling_changes_logits_as_asked),
+        cmocka_unit_test(test_sampling_logprobs_are_of_the_raw_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
