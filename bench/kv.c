@@ -1,16 +1,20 @@
 /* bench_kv: how fast KV crosses from one process to another, by size of put.
  *
  *   bench_kv [--transport shm|tcp|auto] [--method put|message] [--mib N] [--reps N]
+ *            [--cuda SOURCE,SINK]
  *
  * A child process opens a sink, this one a source. For each size a prompt is pushed whose pages lie
  * so that every put has that size: the rate is the bytes of the push over the time from the first
  * td_kv_push_layer() to the notice in the sink's process (both read the machine's monotonic clock);
  * the latency is that of a push of one key and one value put. Without options all combinations that
- * work on a CPU are measured. The last column is the share of a memcpy() of the same bytes. */
+ * work on a CPU are measured. With --cuda the memory is that of two GPUs (which may be one, twice)
+ * and every byte of the first push is compared. The last column is the share of a memcpy() of the
+ * same bytes, on the host. */
 #include "common/clock.h"
 #include "common/kv_push.h"
 #include "common/kv_wire.h"
 #include "common/log.h"
+#include "kernels/ops.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -35,7 +39,17 @@ typedef struct bench {
     td_kv_method method;
     uint32_t pages; /* of a big push, per side */
     int reps;       /* of the latency */
+    bool cuda;
+    int32_t device[2]; /* the source's, the sink's */
 } bench;
+
+/* One side's memory. */
+typedef struct memory {
+    const td_ops *ops; /* NULL: the host's */
+    td_dev *dev;
+    td_buffer buf;
+    td_kv_region region;
+} memory;
 
 typedef struct landed {
     uint64_t request;
@@ -61,26 +75,103 @@ static td_kv_geometry bench_geometry(const bench *b)
     return g;
 }
 
+static td_status use_device(int32_t device, td_error *err)
+{
+    const td_ops *ops;
+    td_status st = td_ops_find("cuda", &ops, err);
+
+    return st == TD_OK ? ops->dev_use(device, err) : st;
+}
+
 static td_kv_wire_options bench_options(const bench *b)
 {
     return (td_kv_wire_options){
         .transport = b->transport,
         .method = b->method,
         .stall_us = 60 * TD_USEC_PER_SEC,
+        .use_device = b->cuda ? use_device : NULL,
     };
 }
 
-static td_kv_region bench_region(const td_kv_geometry *g)
+static char *host_memory(uint64_t bytes)
 {
-    td_kv_region r = {.bytes = g->region_bytes, .base = malloc(g->region_bytes)};
+    char *p = malloc(bytes);
 
-    if (!r.base) {
-        fprintf(stderr, "bench_kv: no memory for %llu bytes: use a smaller --mib\n",
-                (unsigned long long)r.bytes);
-        exit(1);
+    if (p)
+        return p;
+    fprintf(stderr, "bench_kv: no memory for %llu bytes: use a smaller --mib\n",
+            (unsigned long long)bytes);
+    exit(1);
+}
+
+/* What byte i of a source's region is. */
+static char content(uint64_t i)
+{
+    return (char)(1 + (i * UINT64_C(0x9e3779b97f4a7c15) >> 57));
+}
+
+static void fill(char *p, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i++)
+        p[i] = content(i);
+}
+
+static memory memory_open(const bench *b, const td_kv_geometry *g, int side)
+{
+    memory m = {.region = {.bytes = g->region_bytes, .device = b->device[side]}};
+    char *host = host_memory(g->region_bytes);
+    td_error err = {0};
+
+    if (side == 0)
+        fill(host, g->region_bytes);
+    else
+        memset(host, 0, g->region_bytes);
+    m.region.base = host;
+    if (!b->cuda)
+        return m;
+    const td_dev_options o = {.index = b->device[side], .threads = 1};
+    if (td_ops_find("cuda", &m.ops, &err) != TD_OK || m.ops->dev_open(&o, &m.dev, &err) != TD_OK ||
+        m.ops->dev_bind(m.dev, &err) != TD_OK ||
+        m.ops->alloc(m.dev, g->region_bytes, &m.buf, &err) != TD_OK ||
+        m.ops->copy_in(m.ops->dev_stream(m.dev), m.buf.ptr, host, m.buf.bytes, &err) != TD_OK ||
+        m.ops->sync(m.ops->dev_stream(m.dev), &err) != TD_OK)
+        die("--cuda", &err);
+    free(host);
+    m.region.base = m.buf.ptr;
+    m.region.memory = TD_KV_CUDA;
+    return m;
+}
+
+/* Bytes of the first `pages` pages of both sides that are not the source's. */
+static uint64_t memory_wrong(const memory *m, const td_kv_geometry *g, uint32_t pages)
+{
+    char *host = m->region.base;
+    uint64_t wrong = 0, half = g->region_bytes / 2;
+    td_error err = {0};
+
+    if (m->ops) {
+        host = host_memory(g->region_bytes);
+        if (m->ops->copy_out(m->ops->dev_stream(m->dev), host, m->buf.bytes, m->buf.ptr,
+                             m->buf.bytes, m->buf.bytes, 1, &err) != TD_OK ||
+            m->ops->sync(m->ops->dev_stream(m->dev), &err) != TD_OK)
+            die("--cuda", &err);
     }
-    memset(r.base, 1, r.bytes);
-    return r;
+    for (uint64_t side = 0; side < 2; side++)
+        for (uint64_t i = 0; i < (uint64_t)pages * PAGE_BYTES; i++)
+            wrong += host[side * half + i] != content(side * half + i);
+    if (m->ops)
+        free(host);
+    return wrong;
+}
+
+static void memory_close(memory *m)
+{
+    if (m->ops) {
+        m->ops->release(&m->buf);
+        m->ops->dev_close(m->dev);
+    } else {
+        free(m->region.base);
+    }
 }
 
 /* ------------------------------------------------------------------ the sink's process */
@@ -97,22 +188,26 @@ static void sink_main(const bench *b, int fd)
 {
     td_kv_geometry g = bench_geometry(b);
     td_kv_wire_options opt = bench_options(b);
-    td_kv_region region = bench_region(&g);
+    memory mem = memory_open(b, &g, 1);
     td_kv_sink *sink;
     td_error err = {0};
-    char bye;
+    uint64_t wrong;
+    char word;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (td_kv_sink_open(&opt, td_kv_wire_hash(&g), &region, 1, on_notice, &fd, &sink, &err) !=
+    if (td_kv_sink_open(&opt, td_kv_wire_hash(&g), &mem.region, 1, on_notice, &fd, &sink, &err) !=
         TD_OK)
         die("sink", &err);
     td_slice d = td_kv_sink_descriptor(sink);
     if (send(fd, d.ptr, d.len, MSG_NOSIGNAL) != (ssize_t)d.len)
         exit(1);
-    while (recv(fd, &bye, 1, 0) < 0 && errno == EINTR)
-        ;
+    while (recv(fd, &word, 1, 0) > 0) { /* "compare"; the end: the source has ended */
+        wrong = memory_wrong(&mem, &g, b->pages);
+        if (send(fd, &wrong, sizeof wrong, MSG_NOSIGNAL) != sizeof wrong)
+            exit(1);
+    }
     td_kv_sink_close(sink);
-    free(region.base);
+    memory_close(&mem);
     exit(0);
 }
 
@@ -238,6 +333,19 @@ static double memcpy_gb_per_s(size_t bytes)
     return (double)bytes / (double)(best > 0 ? best : 1) * 1e-3;
 }
 
+/* The pages are where the source has them: the regions must be equal. */
+static void compare(const run *x)
+{
+    uint64_t wrong = 1;
+
+    if (send(x->fd, "?", 1, MSG_NOSIGNAL) != 1 ||
+        recv(x->fd, &wrong, sizeof wrong, 0) != sizeof wrong || wrong != 0) {
+        fprintf(stderr, "bench_kv: %llu bytes of the first push are wrong\n",
+                (unsigned long long)wrong);
+        exit(1);
+    }
+}
+
 static void measure(run *x)
 {
     size_t bytes = 2 * (size_t)x->b->pages * PAGE_BYTES;
@@ -245,6 +353,7 @@ static void measure(run *x)
     td_usec p99;
 
     push_once(x, x->b->pages, x->b->pages); /* connect, touch the pages */
+    compare(x);
     for (uint32_t kib = MIN_KIB; kib <= MAX_KIB && kib / 8 <= x->b->pages; kib *= 4) {
         td_usec t = median_of(x, x->b->pages, kib / 8, 5, &p99);
         uint32_t puts = x->puts;
@@ -262,7 +371,7 @@ static void source_main(const bench *b, int fd)
 {
     run x = {.b = b, .fd = fd, .g = bench_geometry(b)};
     td_kv_wire_options opt = bench_options(b);
-    td_kv_region region = bench_region(&x.g);
+    memory mem = memory_open(b, &x.g, 0);
     td_error err = {0};
     ssize_t n = recv(fd, x.descriptor, sizeof x.descriptor, 0);
 
@@ -275,13 +384,13 @@ static void source_main(const bench *b, int fd)
     x.extents = malloc(b->pages * sizeof *x.extents);
     for (uint32_t i = 0; i < b->pages; i++)
         x.src_pages[i] = i;
-    if (td_kv_source_open(&opt, &x.g, 0, &region, &x.source, &err) != TD_OK)
+    if (td_kv_source_open(&opt, &x.g, 0, &mem.region, &x.source, &err) != TD_OK)
         die("source", &err);
     measure(&x);
     td_kv_source_close(x.source);
     free(x.src_pages);
     free(x.extents);
-    free(region.base);
+    memory_close(&mem);
 }
 
 /* Each combination in two fresh processes: UCX keeps what it was first told. */
@@ -316,21 +425,20 @@ static int bench_pair(const bench *b)
 static int usage(void)
 {
     fprintf(stderr, "usage: bench_kv [--transport shm|tcp|auto] [--method put|message] [--mib N] "
-                    "[--reps N]\n");
+                    "[--reps N] [--cuda SOURCE,SINK]\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"transport", required_argument, NULL, 't'},
-        {"method", required_argument, NULL, 'm'},
-        {"mib", required_argument, NULL, 'b'},
-        {"reps", required_argument, NULL, 'r'},
-        {NULL, 0, NULL, 0},
+        {"transport", required_argument, NULL, 't'}, {"method", required_argument, NULL, 'm'},
+        {"mib", required_argument, NULL, 'b'},       {"reps", required_argument, NULL, 'r'},
+        {"cuda", required_argument, NULL, 'c'},      {NULL, 0, NULL, 0},
     };
     const char *transport = NULL, *method = NULL;
     long mib = 64, reps = 200;
+    bench cuda = {0};
     int failed = 0;
 
     for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
@@ -342,6 +450,8 @@ int main(int argc, char **argv)
             mib = strtol(optarg, NULL, 10);
         else if (c == 'r')
             reps = strtol(optarg, NULL, 10);
+        else if (c == 'c' && sscanf(optarg, "%d,%d", &cuda.device[0], &cuda.device[1]) == 2)
+            cuda.cuda = true;
         else
             return usage();
     }
@@ -354,10 +464,15 @@ int main(int argc, char **argv)
     const char *const transports[] = {"shm", "tcp"};
     for (int t = 0; t < 2; t++)
         for (int m = TD_KV_METHOD_PUT; m <= TD_KV_METHOD_MESSAGE; m++) {
-            bench b = {.method = (td_kv_method)m, .pages = (uint32_t)(mib * 64), .reps = (int)reps};
+            bench b = cuda;
 
+            b.method = (td_kv_method)m;
+            b.pages = (uint32_t)(mib * 64);
+            b.reps = (int)reps;
             if (transport ? t == 1 : false)
                 continue; /* the one asked for, once */
+            if (b.cuda && m == TD_KV_METHOD_MESSAGE)
+                continue; /* host memory only */
             if (method && (strcmp(method, "put") == 0) != (m == TD_KV_METHOD_PUT))
                 continue;
             snprintf(b.transport, sizeof b.transport, "%s", transport ? transport : transports[t]);

@@ -57,10 +57,12 @@ struct td_worker {
     pthread_cond_t wake; /* reporter: stop, or report_wanted */
     bool stop, report_wanted;
     Tandem__WorkerState state;
+    char failed[200]; /* why; "": it has not */
 };
 
 const char *const td_backend_words[] = {"cpu", "cuda", NULL};
-const char *const td_kv_dtype_words[] = {"bf16", "f32", NULL}; /* td_kv_dtype */
+const char *const td_expert_format_words[] = {"auto", "mxfp4", "fp8", NULL};
+const char *const td_kv_dtype_words[] = {"bf16", "f32", "e4m3", NULL}; /* td_kv_dtype */
 const char *const td_kv_transport_words[] = {"auto", "shm", "tcp", NULL};
 const char *const td_log_level_words[] = {"error", "warn", "info", "debug",
                                           NULL}; /* td_log_level */
@@ -174,6 +176,14 @@ void td_worker_set_state(td_worker *w, Tandem__WorkerState state)
     w->report_wanted = true;
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->lock);
+}
+
+void td_worker_set_failed(td_worker *w, const char *why)
+{
+    pthread_mutex_lock(&w->lock);
+    snprintf(w->failed, sizeof w->failed, "%s", why);
+    pthread_mutex_unlock(&w->lock);
+    td_worker_set_state(w, TANDEM__WORKER_STATE__STATE_DRAINING); /* takes nothing new */
 }
 
 /* ---- links ---- */
@@ -346,7 +356,15 @@ static void on_request(void *user, rpc_call *call, const void *bytes, size_t n)
 static bool on_ready(void *arg, td_buf *why)
 {
     td_worker *w = arg;
+    bool failed;
 
+    pthread_mutex_lock(&w->lock);
+    failed = w->failed[0] != '\0';
+    if (failed)
+        td_buf_str(why, w->failed);
+    pthread_mutex_unlock(&w->lock);
+    if (failed)
+        return false;
     if (!td_worker_registered(w)) {
         td_buf_str(why, "no router has accepted the registration");
         return false;

@@ -24,26 +24,32 @@ enum { TD_MAX_LINKS = 16 };
 /* Options of both roles. Each program's settings struct has a td_worker_options as its member
  * `worker`, and its table begins with TD_WORKER_OPTIONS(settings struct). */
 typedef struct td_worker_options {
-    char *model;          /* checkpoint folder */
-    char *model_name;     /* as clients call it; "": the folder's name */
-    char *random_weights; /* "": the folder's tensors; a number: weights made from that seed */
-    int32_t backend;      /* index into td_backend_words */
-    uint32_t tp, ep;      /* ep 0: tp */
-    uint32_t threads;     /* CPU backend: compute threads; 0: all usable cores */
-    int32_t kv_dtype;     /* td_kv_dtype */
-    int32_t kv_transport; /* td_kv_transport of common/kv_wire.h: auto, shm, tcp */
-    char *listen;         /* RPC, tcp://host:port; port 0 picks one */
-    char *advertise;      /* URL that routers dial; "": what listen bound */
-    td_strlist routers;   /* PULL URLs of the routers */
-    char *worker_id;      /* "": role, host name and RPC port */
-    char *admin_listen;   /* host:port; "": none */
+    char *model;             /* checkpoint folder */
+    char *model_name;        /* as clients call it; "": the folder's name */
+    char *random_weights;    /* "": the folder's tensors; a number: weights made from that seed */
+    int32_t backend;         /* index into td_backend_words */
+    uint32_t tp, ep;         /* ep 0: tp */
+    td_strlist devices;      /* GPU of each rank; empty: 0 .. tp - 1 */
+    double gpu_memory;       /* share of what is free on a GPU at start that this worker may take */
+    int32_t expert_format;   /* index into td_expert_format_words */
+    uint32_t threads;        /* CPU backend: compute threads; 0: all usable cores */
+    int32_t kv_dtype;        /* td_kv_dtype */
+    int32_t kv_transport;    /* td_kv_transport of common/kv_wire.h: auto, shm, tcp */
+    int64_t step_timeout_ms; /* a step that takes longer is a device that hangs; 0: never */
+    int64_t fault_step;      /* for fault tests: see the option */
+    char *listen;            /* RPC, tcp://host:port; port 0 picks one */
+    char *advertise;         /* URL that routers dial; "": what listen bound */
+    td_strlist routers;      /* PULL URLs of the routers */
+    char *worker_id;         /* "": role, host name and RPC port */
+    char *admin_listen;      /* host:port; "": none */
     int64_t heartbeat_ms;
     int64_t drain_ms;  /* at most this long from SIGTERM to exit */
     int32_t log_level; /* td_log_level */
 } td_worker_options;
 
 extern const char *const td_backend_words[],
-    *const td_kv_dtype_words[], *const td_kv_transport_words[], *const td_log_level_words[];
+    *const td_expert_format_words[], *const td_kv_dtype_words[], *const td_kv_transport_words[],
+                                                                     *const td_log_level_words[];
 
 /* The table rows that fill `worker` in a program's settings struct T. */
 #define TD_WORKER_OPTIONS(T) \
@@ -89,6 +95,51 @@ extern const char *const td_backend_words[],
          64, \
          "Expert groups; divides --tp. Ranks of a group split each expert. 0: as many as --tp.", \
          NULL}, \
+        {"devices", \
+         TD_OPT_LIST, \
+         offsetof(T, worker.devices), \
+         "", \
+         0, \
+         64, \
+         "CUDA backend: the GPU of each rank, comma separated. Empty: 0 to --tp - 1.", \
+         NULL}, \
+        {"gpu-memory", \
+         TD_OPT_F64, \
+         offsetof(T, worker.gpu_memory), \
+         "0.9", \
+         0.01, \
+         1, \
+         "CUDA backend: share of each GPU's memory that is free at start which this worker may " \
+         "take. Where two workers share a GPU, say how.", \
+         NULL}, \
+        {"expert-format", \
+         TD_OPT_ENUM, \
+         offsetof(T, worker.expert_format), \
+         "auto", \
+         0, \
+         0, \
+         "How the experts' weights are kept. mxfp4: as they come; fp8: twice the matrix rate and " \
+         "twice the bytes, CUDA only. auto: what suits role and backend.", \
+         td_expert_format_words}, \
+        {"step-timeout", \
+         TD_OPT_DURATION_MS, \
+         offsetof(T, worker.step_timeout_ms), \
+         "30s", \
+         0, \
+         3600000, \
+         "A step that takes longer than this is a device that hangs: the worker logs it and " \
+         "exits " \
+         "with code 4. 0: wait for ever.", \
+         NULL}, \
+        {"fault-step", \
+         TD_OPT_I64, \
+         offsetof(T, worker.fault_step), \
+         "0", \
+         -1e9, \
+         1e9, \
+         "For fault tests: the step with this number fails as on a broken device; negative: it " \
+         "never ends. 0: none.", \
+         NULL}, \
         {"threads", \
          TD_OPT_U32, \
          offsetof(T, worker.threads), \
@@ -103,7 +154,7 @@ extern const char *const td_backend_words[],
          "bf16", \
          0, \
          0, \
-         "Element type of the KV-cache; the same on all workers.", \
+         "Element type of the KV-cache; the same on all workers. e4m3 is CUDA only.", \
          td_kv_dtype_words}, \
         {"kv-transport", \
          TD_OPT_ENUM, \
@@ -198,18 +249,23 @@ typedef struct td_model_identity {
     int32_t vocab, max_positions;
 } td_model_identity;
 
-/* How many full-layer pages fit into memory_bytes (all ranks together) beside `rings` window rings,
- * for a worker that writes `chunk` positions before it attends. TD_INVALID: not one; the text says
- * how much is needed. Reads config.json only. */
-TD_MUST_CHECK td_status td_worker_kv_pages(const td_worker_options *opt, uint64_t memory_bytes,
-                                           uint32_t rings, uint32_t chunk, uint32_t *pages,
-                                           uint32_t *ring_pages, td_error *err);
+/* What a role needs of its model. */
+typedef struct td_worker_needs {
+    Tandem__Role role;
+    const char *kv_memory; /* --kv-memory: bytes, all ranks together, or "auto" */
+    uint32_t rings;        /* requests that hold KV at once */
+    uint32_t chunk;        /* positions that are written before they attend; decode: 1 */
+    int32_t max_tokens;    /* of one step */
+} td_worker_needs;
 
-/* Load the model that opt names (config, checkpoint or random weights) with the KV pool given, and
- * produce one token as a self-test. Logs a line per phase with its time. */
-TD_MUST_CHECK td_status td_worker_load_model(const td_worker_options *opt, uint32_t kv_pages,
-                                             uint32_t kv_rings, uint32_t ring_pages,
-                                             int32_t max_tokens, td_model **model,
+/* --kv-memory where it says auto and the backend's memory is the host's. */
+#define TD_WORKER_KV_AUTO_BYTES ((uint64_t)256 << 20)
+
+/* Load the model that opt names (config, checkpoint or random weights) and produce one token as a
+ * self-test. Logs a line per phase with its time, and where the memory of each GPU goes.
+ * TD_INVALID: options that do not fit each other, the model or the machine; the text names them. */
+TD_MUST_CHECK td_status td_worker_load_model(const td_worker_options *opt,
+                                             const td_worker_needs *needs, td_model **model,
                                              td_model_identity *identity, td_error *err);
 
 /* Bind the RPC server, dial the routers, start the heartbeat and the admin server. From here on
@@ -226,6 +282,10 @@ td_status td_worker_send(td_worker *w, int32_t link, Tandem__WorkerMessage *msg,
 /* Answer a request: a status and text, and `reserved` for a Reserve (else NULL). Consumes call. */
 void td_worker_reply(rpc_call *call, td_status status, const char *text,
                      const Tandem__Reserved *reserved);
+
+/* The model or its device has failed: no longer ready, routers place nothing here any more and know
+ * it now. For good: the process is about to end. */
+void td_worker_set_failed(td_worker *w, const char *why);
 
 /* Change the state in the reports and push a report to every router now. */
 void td_worker_set_state(td_worker *w, Tandem__WorkerState state);

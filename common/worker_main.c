@@ -5,6 +5,7 @@
 
 #include "common/log.h"
 #include "common/signals.h"
+#include "common/worker_watch.h"
 
 static void on_signal(void *user, int signo)
 {
@@ -42,5 +43,5 @@ int td_worker_main(const td_worker_program *p, int argc, char **argv)
                   err.param[0] ? ": " : "", err.text);
     td_metrics_free(metrics);
     td_config_free(p->options, p->n_options, p->config);
-    return st == TD_OK ? 0 : st == TD_INVALID ? 2 : 1;
+    return st == TD_OK ? 0 : st == TD_INVALID ? 2 : st == TD_DEVICE ? TD_EXIT_DEVICE : 1;
 }

@@ -1,5 +1,6 @@
 /* worker_main: the frame that both worker programs put around serve(): settings, log, metrics,
- * signals and the exit code (0 drained, 1 failed, 2 wrong settings). */
+ * signals and the exit code: 0 drained, 1 failed, 2 wrong settings, 3 the device failed (4 it
+ * hangs: worker_watch.h). */
 #ifndef TANDEM_COMMON_WORKER_MAIN_H
 #define TANDEM_COMMON_WORKER_MAIN_H
 

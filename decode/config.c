@@ -8,8 +8,10 @@ const td_option decode_options[] = {
      "Requests in one decode step. More raises throughput and time per token.", NULL},
     {"max-reservations", TD_OPT_U32, offsetof(decode_config, max_reservations), "128", 1, 65536,
      "Requests that hold KV pages at once, in the batch or on their way to it.", NULL},
-    {"kv-memory", TD_OPT_BYTES, offsetof(decode_config, kv_memory), "256MiB", 1048576, 1e15,
-     "Memory for the KV-cache, all ranks together.", NULL},
+    {"kv-memory", TD_OPT_STR, offsetof(decode_config, kv_memory), "auto", 0, 0,
+     "Memory for the KV-cache, all ranks together. auto: what --gpu-memory leaves, 256MiB on the "
+     "CPU.",
+     NULL},
     {"lease-max", TD_OPT_DURATION_MS, offsetof(decode_config, lease_max_ms), "5m", 100, 86400000,
      "Longest time that pages are held for a prefill that does not report.", NULL},
     {"fence-grace", TD_OPT_DURATION_MS, offsetof(decode_config, grace_ms), "5s", 10, 3600000,

@@ -8,7 +8,7 @@ typedef struct decode_config {
     td_worker_options worker;
     uint32_t max_batch;
     uint32_t max_reservations; /* window rings: requests that hold pages at once */
-    uint64_t kv_memory;
+    char *kv_memory;           /* bytes or "auto" */
     int64_t lease_max_ms, grace_ms;
 } decode_config;
 

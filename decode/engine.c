@@ -46,6 +46,7 @@ struct engine {
     const td_kv_geometry *geometry;
     td_worker *worker;
     td_kv_sink *sink;
+    td_watch *watch;
     td_mailbox *mailbox;
 
     td_kv_pool *pool;
@@ -183,8 +184,9 @@ void engine_free(engine *e)
     free(e);
 }
 
-void engine_attach(engine *e, td_worker *worker, td_kv_sink *sink)
+void engine_attach(engine *e, td_worker *worker, td_kv_sink *sink, td_watch *watch)
 {
+    e->watch = watch;
     e->worker = worker;
     e->sink = sink;
 }
@@ -535,8 +537,12 @@ static void publish_load(engine *e)
 static td_status run_step(engine *e, const td_decode_step *plan, td_error *err)
 {
     td_usec t0 = td_now_us();
+    td_status st;
 
-    if (td_model_decode(e->model, plan, err) != TD_OK)
+    td_watch_begin(e->watch, "decode", plan->n);
+    st = td_model_decode(e->model, plan, err);
+    td_watch_end(e->watch);
+    if (st != TD_OK)
         return td_wrap(err, "step of %d requests", plan->n);
     scheduler_apply(e->sched, e->ends);
     td_histogram_observe_us(e->h_step, td_now_us() - t0);
@@ -588,6 +594,7 @@ td_status engine_run(engine *e, td_error *err)
     if (st != TD_OK) { /* the model is not to be trusted any more: say so to every stream */
         reservation *r;
 
+        td_worker_set_failed(e->worker, err->text);
         while ((r = reservations_of_link(e->reservations, -1)) != NULL)
             fail_request(e, r, err);
         token_sink_flush(e->tokens, e->worker);

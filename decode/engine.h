@@ -7,6 +7,7 @@
 #include "common/metrics.h"
 #include "common/model.h"
 #include "common/worker.h"
+#include "common/worker_watch.h"
 #include "decode/config.h"
 
 typedef struct engine engine;
@@ -17,7 +18,7 @@ TD_MUST_CHECK td_status engine_create(const decode_config *cfg, td_model *model,
 void engine_free(engine *e); /* after engine_run(), worker and sink closed; NULL is fine */
 
 /* What the engine sends through and receives from; set before engine_run(). */
-void engine_attach(engine *e, td_worker *worker, td_kv_sink *sink);
+void engine_attach(engine *e, td_worker *worker, td_kv_sink *sink, td_watch *watch);
 /* The callbacks for td_worker_start() and td_kv_sink_open(); user is the engine. */
 extern const td_worker_callbacks engine_worker_callbacks;
 void engine_on_notice(void *user, const td_kv_notice *n);

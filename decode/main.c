@@ -2,7 +2,9 @@
 #include <stdatomic.h>
 
 #include "common/kv_wire.h"
+#include "common/worker_kv.h"
 #include "common/worker_main.h"
+#include "common/worker_watch.h"
 #include "decode/config.h"
 #include "decode/engine.h"
 
@@ -18,18 +20,15 @@ static bool drain(void)
     return e != NULL;
 }
 
-static td_status open_sink(td_model *model, engine *e, td_kv_sink **out, td_error *err)
+static td_status open_sink(const td_kv_wire_options *wo, td_model *model, engine *e,
+                           td_kv_sink **out, td_error *err)
 {
     const td_kv_geometry *g = td_model_kv(model);
-    td_kv_wire_options wo = {.transport = td_kv_transport_words[cfg.worker.kv_transport]};
     td_kv_region regions[TD_KV_MAX_RANKS] = {0};
 
     for (int32_t r = 0; r < g->tp; r++)
-        regions[r] = (td_kv_region){.base = td_model_kv_base(model, r),
-                                    .bytes = g->region_bytes,
-                                    .memory = TD_KV_HOST,
-                                    .device = r};
-    return td_kv_sink_open(&wo, td_kv_wire_hash(g), regions, g->tp, engine_on_notice, e, out, err);
+        regions[r] = td_worker_kv_region(&cfg.worker, model, r);
+    return td_kv_sink_open(wo, td_kv_wire_hash(g), regions, g->tp, engine_on_notice, e, out, err);
 }
 
 static td_status serve(td_metrics *metrics, td_error *err)
@@ -39,27 +38,35 @@ static td_status serve(td_metrics *metrics, td_error *err)
     engine *e = NULL;
     td_kv_sink *sink = NULL;
     td_worker *worker = NULL;
-    uint32_t pages, ring_pages;
+    td_watch *watch = NULL;
+    td_kv_wire_options wo = {0};
+    const td_worker_needs needs = {.role = TANDEM__ROLE__ROLE_DECODE,
+                                   .kv_memory = cfg.kv_memory,
+                                   .rings = cfg.max_reservations,
+                                   .chunk = 1,
+                                   .max_tokens = (int32_t)cfg.max_batch};
     td_status st;
 
-    st = td_worker_kv_pages(&cfg.worker, cfg.kv_memory, cfg.max_reservations, 1, &pages,
-                            &ring_pages, err);
+    st = td_worker_kv_wire(&cfg.worker, &wo, err);
     if (st == TD_OK)
-        st = td_worker_load_model(&cfg.worker, pages, cfg.max_reservations, ring_pages,
-                                  (int32_t)cfg.max_batch, &model, &identity, err);
+        st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
     if (st == TD_OK)
         st = engine_create(&cfg, model, metrics, &e, err);
     if (st == TD_OK)
-        st = open_sink(model, e, &sink, err);
+        st = open_sink(&wo, model, e, &sink, err);
+    if (st == TD_OK)
+        st = td_watch_start(cfg.worker.step_timeout_ms, &watch, err);
     if (st == TD_OK)
         st = td_metrics_check(metrics, err);
     if (st == TD_OK)
         st = td_worker_start(&cfg.worker, TANDEM__ROLE__ROLE_DECODE, &identity,
                              &engine_worker_callbacks, e, metrics, &worker, err);
     if (st == TD_OK) {
-        engine_attach(e, worker, sink);
+        engine_attach(e, worker, sink, watch);
         atomic_store(&running, e);
         st = engine_run(e, err);
+        if (st != TD_OK)
+            td_watch_leave(watch, TD_LEAVE_MS, st == TD_DEVICE ? TD_EXIT_DEVICE : 1);
     }
     /* Callbacks first, then what they post to; the sink before the pages that it lets others write.
      */
@@ -68,6 +75,7 @@ static td_status serve(td_metrics *metrics, td_error *err)
     td_kv_sink_close(sink);
     engine_free(e);
     td_model_close(model);
+    td_watch_stop(watch);
     return st;
 }
 

@@ -11,8 +11,10 @@ const td_option prefill_options[] = {
      "Prompts that may wait; one more is refused and the router tries elsewhere.", NULL},
     {"max-transfers", TD_OPT_U32, offsetof(prefill_config, max_transfers), "8", 2, 1024,
      "Prompts that hold KV pages at once: one being computed, the others still being sent.", NULL},
-    {"kv-memory", TD_OPT_BYTES, offsetof(prefill_config, kv_memory), "256MiB", 1048576, 1e15,
-     "Memory for the KV-cache, all ranks together; bounds the longest prompt.", NULL},
+    {"kv-memory", TD_OPT_STR, offsetof(prefill_config, kv_memory), "auto", 0, 0,
+     "Memory for the KV-cache, all ranks together; bounds the longest prompt. auto: what "
+     "--gpu-memory leaves, 256MiB on the CPU.",
+     NULL},
     {"kv-stall", TD_OPT_DURATION_MS, offsetof(prefill_config, kv_stall_ms), "3s", 10, 600000,
      "A transfer of which nothing moves for this long is given up. Shorter finds frozen decode "
      "workers sooner; on a busy machine too short gives up healthy ones.",

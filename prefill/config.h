@@ -9,8 +9,8 @@ typedef struct prefill_config {
     uint32_t chunk;
     uint32_t queue_limit;
     uint32_t max_transfers; /* window rings: prompts that hold pages at once */
-    uint64_t kv_memory;
-    int64_t kv_stall_ms; /* no byte moved for this long: the transfer has failed */
+    char *kv_memory;        /* bytes or "auto" */
+    int64_t kv_stall_ms;    /* no byte moved for this long: the transfer has failed */
     int64_t fault_put;
 } prefill_config;
 

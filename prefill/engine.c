@@ -51,6 +51,7 @@ struct prefill_engine {
     const td_kv_geometry *geometry;
     uint32_t max_prompt;
     td_worker *worker;
+    td_watch *watch;
     td_kv_source *const *sources;
     int32_t n_sources;
     td_mailbox *mailbox;
@@ -169,8 +170,9 @@ void prefill_engine_free(prefill_engine *e)
 }
 
 void prefill_engine_attach(prefill_engine *e, td_worker *worker, td_kv_source *const *sources,
-                           int32_t n_sources)
+                           int32_t n_sources, td_watch *watch)
 {
+    e->watch = watch;
     e->worker = worker;
     e->sources = sources;
     e->n_sources = n_sources;
@@ -620,7 +622,9 @@ static td_status compute(prefill_engine *e, job *j, int32_t *token, bool *fatal,
             .sampling = j->to == j->n_tokens ? &j->generation.sampling : NULL,
             .on_layer = on_layer,
             .user = j};
+        td_watch_begin(e->watch, "prefill", step.n);
         st = td_model_prefill(e->model, &step, err);
+        td_watch_end(e->watch);
         if (st != TD_OK) {
             *fatal = true;
             return td_wrap(err, "prefill of positions %d to %d", j->from, j->to);
@@ -720,6 +724,7 @@ td_status prefill_engine_run(prefill_engine *e, td_error *err)
     if (st != TD_OK) {
         job *j;
 
+        td_worker_set_failed(e->worker, err->text);
         e->draining = true; /* nothing may begin any more: the sources are about to close */
         while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
             if (j->state == JOB_QUEUED)

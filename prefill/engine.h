@@ -8,6 +8,7 @@
 #include "common/metrics.h"
 #include "common/model.h"
 #include "common/worker.h"
+#include "common/worker_watch.h"
 #include "prefill/config.h"
 
 typedef struct prefill_engine prefill_engine;
@@ -20,7 +21,7 @@ void prefill_engine_free(prefill_engine *e); /* after run; sources closed; NULL 
 
 /* What it sends through: the worker, and one source per rank. Before run. */
 void prefill_engine_attach(prefill_engine *e, td_worker *worker, td_kv_source *const *sources,
-                           int32_t n_sources);
+                           int32_t n_sources, td_watch *watch);
 
 /* For td_worker_start(); user is the engine. */
 extern const td_worker_callbacks prefill_worker_callbacks;

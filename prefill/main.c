@@ -2,7 +2,9 @@
 #include <stdatomic.h>
 
 #include "common/kv_wire.h"
+#include "common/worker_kv.h"
 #include "common/worker_main.h"
+#include "common/worker_watch.h"
 #include "prefill/config.h"
 #include "prefill/engine.h"
 
@@ -19,20 +21,14 @@ static bool drain(void)
 }
 
 /* One source per rank; sources[0..*n) are open also when it fails. */
-static td_status open_sources(td_model *model, td_kv_source **sources, int32_t *n, td_error *err)
+static td_status open_sources(const td_kv_wire_options *wo, td_model *model, td_kv_source **sources,
+                              int32_t *n, td_error *err)
 {
     const td_kv_geometry *g = td_model_kv(model);
-    td_kv_wire_options wo = {.transport = td_kv_transport_words[cfg.worker.kv_transport],
-                             .stall_us = cfg.kv_stall_ms * TD_USEC_PER_MSEC,
-                             .fail_put_number = (uint32_t)cfg.fault_put,
-                             .query_event = td_event_query};
 
     for (*n = 0; *n < g->tp; ++*n) {
-        td_kv_region region = {.base = td_model_kv_base(model, *n),
-                               .bytes = g->region_bytes,
-                               .memory = TD_KV_HOST,
-                               .device = *n};
-        td_status st = td_kv_source_open(&wo, g, *n, &region, &sources[*n], err);
+        td_kv_region region = td_worker_kv_region(&cfg.worker, model, *n);
+        td_status st = td_kv_source_open(wo, g, *n, &region, &sources[*n], err);
 
         if (st != TD_OK)
             return st;
@@ -47,28 +43,38 @@ static td_status serve(td_metrics *metrics, td_error *err)
     prefill_engine *e = NULL;
     td_kv_source *sources[TD_KV_MAX_RANKS] = {NULL};
     td_worker *worker = NULL;
+    td_watch *watch = NULL;
+    td_kv_wire_options wo = {0};
+    const td_worker_needs needs = {.role = TANDEM__ROLE__ROLE_PREFILL,
+                                   .kv_memory = cfg.kv_memory,
+                                   .rings = cfg.max_transfers,
+                                   .chunk = cfg.chunk,
+                                   .max_tokens = (int32_t)cfg.chunk};
     int32_t n_sources = 0;
-    uint32_t pages, ring_pages;
     td_status st;
 
-    st = td_worker_kv_pages(&cfg.worker, cfg.kv_memory, cfg.max_transfers, cfg.chunk, &pages,
-                            &ring_pages, err);
+    st = td_worker_kv_wire(&cfg.worker, &wo, err);
+    wo.stall_us = cfg.kv_stall_ms * TD_USEC_PER_MSEC;
+    wo.fail_put_number = (uint32_t)cfg.fault_put;
     if (st == TD_OK)
-        st = td_worker_load_model(&cfg.worker, pages, cfg.max_transfers, ring_pages,
-                                  (int32_t)cfg.chunk, &model, &identity, err);
+        st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
     if (st == TD_OK)
         st = prefill_engine_create(&cfg, model, metrics, &e, err);
     if (st == TD_OK)
-        st = open_sources(model, sources, &n_sources, err);
+        st = open_sources(&wo, model, sources, &n_sources, err);
+    if (st == TD_OK)
+        st = td_watch_start(cfg.worker.step_timeout_ms, &watch, err);
     if (st == TD_OK)
         st = td_metrics_check(metrics, err);
     if (st == TD_OK)
         st = td_worker_start(&cfg.worker, TANDEM__ROLE__ROLE_PREFILL, &identity,
                              &prefill_worker_callbacks, e, metrics, &worker, err);
     if (st == TD_OK) {
-        prefill_engine_attach(e, worker, sources, n_sources);
+        prefill_engine_attach(e, worker, sources, n_sources, watch);
         atomic_store(&running, e);
         st = prefill_engine_run(e, err);
+        if (st != TD_OK)
+            td_watch_leave(watch, TD_LEAVE_MS, st == TD_DEVICE ? TD_EXIT_DEVICE : 1);
     }
     /* Sources end their transfers, which read from the model's memory and report to the engine. */
     atomic_store(&running, NULL);
@@ -79,6 +85,7 @@ static td_status serve(td_metrics *metrics, td_error *err)
     td_worker_stop(worker);
     prefill_engine_free(e);
     td_model_close(model);
+    td_watch_stop(watch);
     return st;
 }
 

@@ -237,6 +237,10 @@ static void test_bad_settings(cluster *c)
     check_exit(c, "--tp 3", 2, "tp");
     check_exit(c, "--tp 2 --ep 4", 2, "ep");
     check_exit(c, "--kv-memory 1MiB", 2, "at least");
+    check_exit(c, "--kv-memory lots", 2, "auto");
+    check_exit(c, "--kv-dtype e4m3", 2, "cuda");
+    check_exit(c, "--expert-format fp8", 2, "cuda");
+    check_exit(c, "--devices 0", 2, "--devices");
     check_exit(c, "--random-weights seven", 2, "seven");
     check_exit(c, "--model models/none", 1, "models/none");
     check_exit(c, "--listen tcp://127.0.0.1:1x", 2, "--listen");

@@ -5,6 +5,7 @@
 #include "common/kv_push.h"
 #include "common/kv_wire.h"
 #include "common/log.h"
+#include "tests/unit/kv_memory.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -54,6 +55,7 @@ static td_kv_wire_options child_options(const kv_scenario *s)
         .verify = s->verify != 0,
         .fail_put_number = s->fail_put_number,
         .stall_us = s->stall_us,
+        .use_device = s->cuda ? kv_memory_use_device : NULL,
     };
 }
 
@@ -62,7 +64,7 @@ static td_kv_wire_options child_options(const kv_scenario *s)
 typedef struct sink_child {
     int fd;
     kv_world w;
-    unsigned char *regions[TD_KV_MAX_RANKS];
+    kv_memory memory;
 } sink_child;
 
 static void sink_on_notice(void *user, const td_kv_notice *n)
@@ -77,17 +79,18 @@ static void sink_answer(sink_child *c, td_kv_sink *sink, kv_msg *m)
     kv_expect expect[KV_MAX_REQUESTS];
 
     td_kv_sink_settle(sink); /* what the sink's thread has written happens before we read it */
+    kv_memory_read(&c->memory);
     if (m->kind == KV_M_CHECK) {
         for (int i = 0; i < c->w.s.n_requests; i++)
             expect[i] = (kv_expect)m->bytes[i];
-        m->number = (int64_t)kv_world_check(&c->w, c->regions, expect);
+        m->number = (int64_t)kv_world_check(&c->w, c->memory.host, expect);
     } else if (m->kind == KV_M_DIGEST) {
         td_kv_place p = kv_world_dst(&c->w, m->request);
         uint64_t sum = 0;
 
         for (int32_t r = 0; r < c->w.dst.tp; r++)
             for (int32_t l = 0; l < c->w.dst.n_layers; l++)
-                sum += td_kv_digest(&p, r, c->regions[r], c->w.req[m->request].n_tokens, l, 0,
+                sum += td_kv_digest(&p, r, c->memory.host[r], c->w.req[m->request].n_tokens, l, 0,
                                     c->w.req[m->request].n_tokens);
         m->number = (int64_t)sum;
     }
@@ -105,10 +108,9 @@ static void sink_child_main(int fd, const kv_scenario *s)
     kv_msg m = {0};
 
     kv_world_init(&c.w, s);
-    for (int32_t r = 0; r < c.w.dst.tp; r++) {
-        c.regions[r] = kv_world_dst_region(&c.w);
-        regions[r] = (td_kv_region){.base = c.regions[r], .bytes = c.w.dst.region_bytes};
-    }
+    kv_memory_open(&c.memory, s->cuda != 0, s->dst_device, c.w.dst.region_bytes);
+    for (int32_t r = 0; r < c.w.dst.tp; r++)
+        regions[r] = kv_memory_add(&c.memory, kv_world_dst_region(&c.w));
     if (td_kv_sink_open(&opt, td_kv_wire_hash(&c.w.dst), regions, c.w.dst.tp, sink_on_notice, &c,
                         &sink, &err) != TD_OK)
         child_fail(fd, &err);
@@ -121,8 +123,7 @@ static void sink_child_main(int fd, const kv_scenario *s)
     while (recv_msg(fd, &m) && m.kind != KV_M_QUIT)
         sink_answer(&c, sink, &m);
     td_kv_sink_close(sink);
-    for (int32_t r = 0; r < c.w.dst.tp; r++)
-        free(c.regions[r]);
+    kv_memory_close(&c.memory);
     kv_world_free(&c.w);
 }
 
@@ -140,7 +141,7 @@ typedef struct source_push {
 struct source_child {
     int fd;
     kv_world w;
-    unsigned char *regions[TD_KV_MAX_RANKS];
+    kv_memory memory;
     td_kv_source *sources[TD_KV_MAX_RANKS];
     char descriptor[4096];
     size_t descriptor_len;
@@ -240,9 +241,9 @@ static void source_child_main(int fd, const kv_scenario *s)
 
     c.fd = fd;
     kv_world_init(&c.w, s);
+    kv_memory_open(&c.memory, s->cuda != 0, s->src_device, c.w.src.region_bytes);
     for (int32_t r = 0; r < c.w.src.tp; r++) {
-        c.regions[r] = kv_world_src_region(&c.w, r);
-        td_kv_region region = {.base = c.regions[r], .bytes = c.w.src.region_bytes};
+        td_kv_region region = kv_memory_add(&c.memory, kv_world_src_region(&c.w, r));
 
         if (td_kv_source_open(&opt, &c.w.src, r, &region, &c.sources[r], &err) != TD_OK)
             child_fail(fd, &err);
@@ -254,8 +255,7 @@ static void source_child_main(int fd, const kv_scenario *s)
         td_kv_source_close(c.sources[r]);
     for (int i = 0; i < s->n_requests; i++)
         td_kv_push_free(c.pushes[i].push);
-    for (int32_t r = 0; r < c.w.src.tp; r++)
-        free(c.regions[r]);
+    kv_memory_close(&c.memory);
     kv_world_free(&c.w);
 }
 

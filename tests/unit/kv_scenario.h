@@ -18,6 +18,8 @@ typedef struct kv_scenario {
     int32_t n_requests;
     int32_t min_tokens, max_tokens; /* per prompt, drawn from the seed */
     int32_t chunk;                  /* of prefill */
+    int32_t cuda;                   /* both regions are CUDA memory */
+    int32_t src_device, dst_device; /* of all ranks of a side */
     /* Options of the wire. */
     int32_t method; /* td_kv_method */
     int32_t verify;
