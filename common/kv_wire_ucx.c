@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <ucs/config/global_opts.h>
 #include <unistd.h>
 
 td_status kv_options_init(kv_options *to, const td_kv_wire_options *from, td_error *err)
@@ -161,7 +162,12 @@ td_status kv_ucx_open(kv_ucx *u, const kv_options *opt, const td_kv_region *r, t
 
     if (st != TD_OK)
         return st;
-    ucs_status_t s = ucp_config_read(NULL, NULL, &config);
+    /* UCX keeps a list of the CUDA memory that is allocated after its first context, and takes all
+     * other for the host's. Without that list it asks the driver. */
+    ucs_status_t s = cuda ? ucs_global_opts_set_value("MEMTYPE_CACHE", "n") : UCS_OK;
+    if (s != UCS_OK)
+        return kv_ucx_fail(err, s, "KV transfer: setting MEMTYPE_CACHE=n");
+    s = ucp_config_read(NULL, NULL, &config);
     if (s != UCS_OK)
         return kv_ucx_fail(err, s, "KV transfer: reading the UCX configuration");
     st = kv_ucx_configure(config, opt, cuda, err);

@@ -331,6 +331,21 @@ static void send_transfer_event(prefill_engine *e, const job *j, const td_kv_pus
         td_debug("event_lost", "link=%d error=\"%s\"", j->link, err.text);
 }
 
+/* Times from the start of compute: the first put leaves when the first layer is done, and what
+ * lasts beyond compute is what the decode worker has waited for. */
+static void log_transfer(const job *j, const td_kv_push_result *r)
+{
+    td_usec from = j->started_at, tail = tail_of(j, r->last_flush_us);
+
+    td_debug("transfer_done",
+             "request=%016llx tokens=%d bytes=%llu puts=%u transport=%s compute_us=%lld "
+             "first_put_us=%lld last_flush_us=%lld tail_us=%lld",
+             (unsigned long long)j->request, j->n_tokens, (unsigned long long)r->bytes, r->puts,
+             r->transport, (long long)(j->computed_at - from),
+             r->first_put_us ? (long long)(r->first_put_us - from) : -1,
+             (long long)(r->last_flush_us - from), (long long)tail);
+}
+
 /* The router hears of it here, on the source's thread, and not from the engine, which may be in the
  * middle of another prompt's chunk: by then a short answer would be over. What is read of the job
  * was written before the push was finished or canceled. A cancel is nobody's news. */
@@ -344,6 +359,8 @@ static void on_push_done(void *user, const td_kv_push_result *r)
                  .puts = r->puts,
                  .last_flush_us = r->last_flush_us};
 
+    if (r->status == TD_OK)
+        log_transfer(t->job, r);
     if (r->status != TD_CANCELED)
         send_transfer_event(t->engine, t->job, r);
     snprintf(m.text, sizeof m.text, "%s", r->text ? r->text : "");
