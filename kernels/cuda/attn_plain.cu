@@ -1,9 +1,9 @@
 /* attn_plain: attention of any head size and cache type, for models that no tensor-core kernel is
- * made for. One warp a query head, key by key: right, and slow. The same kernel serves prefill and
- * decode, so their bits agree. */
+ * made for. One warp a query head, key by key: right, and slow. */
 #include "kernels/cuda/backend.h"
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <math.h>
 
 struct plain_params {
@@ -11,7 +11,7 @@ struct plain_params {
     __nv_bfloat16 *out;
     const void *kv;
     int64_t head_stride, side_stride;
-    bool f32;
+    td_elt elt;
     const int32_t *len, *table; /* len: decode; NULL: prefill */
     const float *sinks;
     int32_t H, G, d, window, wrap, table_stride, pos0;
@@ -20,7 +20,11 @@ struct plain_params {
 
 static __device__ __forceinline__ float element(const plain_params &p, int64_t at)
 {
-    return p.f32 ? ((const float *)p.kv)[at] : __bfloat162float(((const __nv_bfloat16 *)p.kv)[at]);
+    if (p.elt == TD_ELT_F32)
+        return ((const float *)p.kv)[at];
+    if (p.elt == TD_ELT_BF16)
+        return __bfloat162float(((const __nv_bfloat16 *)p.kv)[at]);
+    return float(((const __nv_fp8_e4m3 *)p.kv)[at]);
 }
 
 /* N: dimensions a lane, lane, lane + 32, ... */
@@ -63,7 +67,8 @@ template <int N> static __global__ void __launch_bounds__(32) plain_kernel(const
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (lane + i * 32 < p.d)
-            p.out[row + lane + i * 32] = __float2bfloat16_rn(o[i] / l);
+            p.out[row + lane + i * 32] =
+                __float2bfloat16_rn(pos < 0 ? 0.0f : o[i] / l); /* padding */
 }
 
 td_status td_cuda_attn_plain(cudaStream_t s, int32_t T, int32_t H, int32_t K, int32_t d,
@@ -77,7 +82,7 @@ td_status td_cuda_attn_plain(cudaStream_t s, int32_t T, int32_t H, int32_t K, in
                             kv->base,
                             kv->head_stride,
                             kv->side_stride,
-                            kv->elt == TD_ELT_F32,
+                            kv->elt,
                             len,
                             table,
                             sinks,

@@ -45,6 +45,7 @@ struct td_dev {
     td_stream stream;
     cuda_event event[TD_CUDA_EVENTS];
     uint32_t next_event;
+    td_buffer tickets;     /* of attn_decode.cu: counters, 0 between its launches */
     int32_t threads;       /* of the host, that gather weights */
     cuda_staging *staging; /* staging.h; NULL while nothing is being loaded */
 };
@@ -145,8 +146,9 @@ static inline int64_t td_cuda_ws_pitch(int32_t n)
 {
     return ((int64_t)n + 7) / 8 * 8;
 }
-/* attn_decode.cu: sequences in one launch, to bound the memory of partial results. */
-enum { TD_CUDA_DECODE_GROUP = 64, TD_CUDA_CHUNKS = 32 };
+/* attn_decode.cu: sequences in one launch, and kv heads; they bound what partial results
+ * and tickets take. */
+enum { TD_CUDA_DECODE_GROUP = 128, TD_CUDA_DECODE_HEADS = 64 };
 size_t td_cuda_decode_ws(int32_t T, int32_t H, int32_t d);
 size_t td_cuda_experts_ws(int32_t T, int32_t D, int32_t I, int32_t E, int32_t k);
 size_t td_cuda_workspace_bytes(const td_dev *dev, const td_dims *dims);
@@ -178,12 +180,13 @@ td_status td_cuda_attn_plain(cudaStream_t s, int32_t T, int32_t H, int32_t K, in
                              const td_kv_view *kv, const float *sinks, const void *q, void *out,
                              td_error *err);
 
-/* Which shapes the tensor-core kernels take. Prefill and decode must agree, or their bits would
- * not. */
+/* Which shapes the tensor-core kernels of attention take: rows of 64 elements one after the other,
+ * in bf16 or e4m3. */
 static inline bool td_cuda_attn_fast(const td_kv_view *kv, int32_t H, int32_t K, int32_t d)
 {
-    return d == 64 && kv->elt == TD_ELT_BF16 && H / K <= 8 && kv->head_stride % 8 == 0 &&
-           kv->side_stride % 8 == 0 && (uintptr_t)kv->base % 16 == 0;
+    return d == 64 && (kv->elt == TD_ELT_BF16 || kv->elt == TD_ELT_E4M3) && H / K <= 8 &&
+           K <= TD_CUDA_DECODE_HEADS && kv->head_stride % 64 == 0 && kv->side_stride % 64 == 0 &&
+           kv->head_stride >= 0 && kv->side_stride > 0 && (uintptr_t)kv->base % 16 == 0;
 }
 td_status td_cuda_check_heads(const char *step, int32_t H, int32_t K, int32_t d, td_error *err);
 

@@ -25,15 +25,20 @@ td_tile_size td_tune_grouped(int64_t pairs, int32_t E);
 /* Most tiles that pairs can be cut into, each of one expert. */
 int64_t td_tune_most_tiles(int64_t pairs, int32_t E, td_tile_size t);
 
-/* Pages of 64 keys in a chunk of attention, for a query at position pos: a function of the position
- * alone, so that prefill and decode cut alike; at most TD_CUDA_CHUNKS chunks. */
-TD_HD int32_t td_tune_chunk_pages(int32_t pos)
+/* Decode attention cuts the pages that a sequence sees into chunks, a function of their number and
+ * of the rank's kv heads alone. At most TD_TUNE_CHUNKS; with fewer heads more, to fill the machine
+ * with one sequence. A chunk has TD_TUNE_LEAST_PAGES pages at least, or joining costs more than it
+ * saves. */
+enum { TD_TUNE_LEAST_PAGES = 4, TD_TUNE_CHUNKS = 32 };
+TD_HD int32_t td_tune_most_chunks(int32_t K)
 {
-    int32_t pages = pos / 64 + 1, chunk = 4;
+    return K >= 8 ? 16 : TD_TUNE_CHUNKS;
+}
+TD_HD int32_t td_tune_chunk_pages(int32_t pages, int32_t most_chunks)
+{
+    int32_t even = (pages + most_chunks - 1) / most_chunks;
 
-    while ((int64_t)chunk * 32 < pages)
-        chunk *= 2;
-    return chunk;
+    return even > TD_TUNE_LEAST_PAGES ? even : TD_TUNE_LEAST_PAGES;
 }
 
 #ifdef __cplusplus

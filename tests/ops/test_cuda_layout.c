@@ -88,20 +88,18 @@ static void test_mxfp4_units_are_full(void **state)
         assert_int_equal(seen[i], 1);
 }
 
-static void test_tune_cuts_few_chunks_at_tile_edges(void **state)
+static void test_tune_cuts_few_chunks_of_any_length(void **state)
 {
-    int32_t last = 0;
-
     (void)state;
-    for (int32_t pos = 0; pos < 1 << 18; pos++) {
-        int32_t chunk = td_tune_chunk_pages(pos), pages = pos / 64 + 1;
+    for (int32_t K = 1; K <= 8; K *= 2)
+        for (int32_t pages = 0, last = 0; pages < 1 << 14; pages++) {
+            int32_t most = td_tune_most_chunks(K), chunk = td_tune_chunk_pages(pages, most);
 
-        assert_true((pages + chunk - 1) / chunk <= 32);
-        assert_true(chunk >= last);
-        if (chunk != last) /* queries of one prefill tile, 16 positions, cut alike */
-            assert_int_equal(pos % 16, 0);
-        last = chunk;
-    }
+            assert_in_range(most, 1, TD_TUNE_CHUNKS);
+            assert_true((pages + chunk - 1) / chunk <= most);
+            assert_true(chunk >= last);
+            last = chunk;
+        }
 }
 
 static void test_tune_bounds_the_tiles_of_any_spread(void **state)
@@ -138,7 +136,7 @@ int main(void)
         cmocka_unit_test(test_mxfp4_pairs_are_codes_and_scales),
         cmocka_unit_test(test_mxfp4_words_hold_a_lanes_columns),
         cmocka_unit_test(test_mxfp4_units_are_full),
-        cmocka_unit_test(test_tune_cuts_few_chunks_at_tile_edges),
+        cmocka_unit_test(test_tune_cuts_few_chunks_of_any_length),
         cmocka_unit_test(test_tune_bounds_the_tiles_of_any_spread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
