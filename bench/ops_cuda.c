@@ -455,13 +455,17 @@ static void measure(const settings *o, const row *r, run_fn run)
 {
     double us = 0, floor_us, memory_us = r->bytes / bench_reached.hbm * 1e6;
     td_error err = {0};
+    td_status st;
     char name[64];
 
     snprintf(name, sizeof name, "%s%s", r->name, r->variant != NULL ? r->variant : "");
     if (strncmp(name, o->op, strlen(o->op)) != 0)
         return;
-    if (time_steps(r, run, &us, &err) != TD_OK) {
+    st = time_steps(r, run, &us, &err);
+    if (st != TD_OK) { /* a shape without a kernel; after a fault nothing runs any more */
         printf("%-22s %5d %6d  %s\n", name, r->T, r->keys, err.text);
+        if (st == TD_DEVICE)
+            check(st, &err);
         return;
     }
     floor_us = r->peak > 0 ? r->flops / r->peak * 1e6 : 0;
