@@ -45,6 +45,7 @@ struct td_dev {
     td_stream stream;
     cuda_event event[TD_CUDA_EVENTS];
     uint32_t next_event;
+    struct cuda_blas *blas; /* blas.h; NULL until a large step */
     td_buffer tickets;     /* of attn_decode.cu: counters, 0 between its launches */
     int32_t threads;       /* of the host, that gather weights */
     cuda_staging *staging; /* staging.h; NULL while nothing is being loaded */

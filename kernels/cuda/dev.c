@@ -1,5 +1,6 @@
 /* dev: a GPU as a device: memory, its one stream, events. */
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/blas.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@ static void dev_close(td_dev *dev)
     if (dev->stream.handle != NULL)
         td_cuda_ignore(cudaStreamSynchronize(dev->stream.handle), "cudaStreamSynchronize");
     td_cuda_staging_close(dev);
+    td_cuda_blas_close(dev->blas);
     td_cuda_ignore(cudaFree(dev->tickets.ptr), "cudaFree");
     for (int i = 0; i < TD_CUDA_EVENTS; i++)
         if (dev->event[i].handle != NULL)

@@ -4,6 +4,7 @@
  * bound by memory in a long prefill and by their launch in decode. */
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/ptx.cuh"
 
 #include <cuda_bf16.h>
 
@@ -56,6 +57,21 @@ static __global__ void add_one_kernel(size_t n4, const uint2 *part, bool clear, 
     x[i] = v;
 }
 
+/* Every thread gets the same sum over the block, added in the same order. */
+static __device__ __forceinline__ float block_sum(float x, float *partial)
+{
+    float sum = 0.0f;
+
+    for (int o = 16; o > 0; o /= 2)
+        x += __shfl_xor_sync(~0u, x, o);
+    if (threadIdx.x % 32 == 0)
+        partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++)
+        sum += partial[w];
+    return sum;
+}
+
 static __global__ void rmsnorm_kernel(const float *x, const int32_t *row, const float *g, float eps,
                                       int32_t D, __nv_bfloat16 *t, int64_t ldt)
 {
@@ -65,25 +81,62 @@ static __global__ void rmsnorm_kernel(const float *x, const int32_t *row, const 
 
     for (int i = threadIdx.x; i < D; i += THREADS)
         sum += in[i] * in[i];
-    for (int o = 16; o > 0; o /= 2)
-        sum += __shfl_xor_sync(~0u, sum, o);
-    if (threadIdx.x % 32 == 0)
-        partial[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0.0f;
-    for (int w = 0; w < THREADS / 32; w++) /* every thread adds in the same order */
-        sum += partial[w];
-    const float r = 1.0f / sqrtf(sum / (float)D + eps);
+    const float r = 1.0f / sqrtf(block_sum(sum, partial) / (float)D + eps);
     t += (int64_t)blockIdx.x * ldt;
     for (int i = threadIdx.x; i < D; i += THREADS)
         t[i] = __float2bfloat16_rn(in[i] * r * g[i]);
 }
 
+/* The same for rows of whole float4, N a thread, read once. */
+template <int N>
+static __global__ void __launch_bounds__(THREADS)
+    rmsnorm_4_kernel(const float *x, const int32_t *row, const float *g, float eps, int32_t D,
+                     __nv_bfloat16 *t, int64_t ldt)
+{
+    __shared__ float partial[THREADS / 32];
+    const float4 *in =
+        (const float4 *)(x + (row != NULL ? (int64_t)row[blockIdx.x] : (int64_t)blockIdx.x) * D);
+    float4 v[N];
+    float sum = 0.0f;
+
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int i = threadIdx.x + j * THREADS;
+
+        v[j] = i < D / 4 ? in[i] : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+    const float r = 1.0f / sqrtf(block_sum(sum, partial) / (float)D + eps);
+    uint2 *out = (uint2 *)(t + (int64_t)blockIdx.x * ldt);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int i = threadIdx.x + j * THREADS;
+
+        if (i < D / 4) {
+            const float4 w = ((const float4 *)g)[i];
+
+            out[i] = make_uint2(cvt_bf16x2(v[j].x * r * w.x, v[j].y * r * w.y),
+                                cvt_bf16x2(v[j].z * r * w.z, v[j].w * r * w.w));
+        }
+    }
+}
+
 void td_cuda_rmsnorm(cudaStream_t s, const float *x, const int32_t *row, const float *g, float eps,
                      int32_t M, int32_t D, void *t, int64_t ldt)
 {
-    if (M > 0)
-        rmsnorm_kernel<<<M, THREADS, 0, s>>>(x, row, g, eps, D, (__nv_bfloat16 *)t, ldt);
+    __nv_bfloat16 *out = (__nv_bfloat16 *)t;
+
+    if (M == 0)
+        return;
+    if (D % 4 != 0 || ldt % 4 != 0 || D > 4 * 4 * THREADS || (uintptr_t)x % 16 != 0 ||
+        (uintptr_t)g % 16 != 0 || (uintptr_t)t % 8 != 0)
+        rmsnorm_kernel<<<M, THREADS, 0, s>>>(x, row, g, eps, D, out, ldt);
+    else if (D <= 4 * 3 * THREADS)
+        rmsnorm_4_kernel<3><<<M, THREADS, 0, s>>>(x, row, g, eps, D, out, ldt);
+    else
+        rmsnorm_4_kernel<4><<<M, THREADS, 0, s>>>(x, row, g, eps, D, out, ldt);
 }
 
 td_status td_cuda_embed(td_stream *s, const td_embed_args *a, td_error *err)
