@@ -51,6 +51,8 @@ static td_status serve(td_metrics *metrics, td_error *err)
     if (st == TD_OK)
         st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
     if (st == TD_OK)
+        st = td_model_warm_up(model, err);
+    if (st == TD_OK)
         st = engine_create(&cfg, model, metrics, &e, err);
     if (st == TD_OK)
         st = open_sink(&wo, model, e, &sink, err);
