@@ -1,5 +1,6 @@
 /* dev: a GPU as a device: memory, its one stream, events. */
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/comm.h"
 #include "kernels/cuda/blas.h"
 
 #include <stdlib.h>
@@ -256,6 +257,7 @@ const td_ops td_ops_cuda = {
     .copy_out = copy_out,
     .sync = sync_stream,
     .event_record = event_record,
+    .comm_open = td_cuda_comm_open,
     .graph_begin = td_cuda_graph_begin,
     .graph_end = td_cuda_graph_end,
     .graph_launch = td_cuda_graph_launch,

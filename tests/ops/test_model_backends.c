@@ -342,7 +342,7 @@ static void test_layers_of_20b_agree_with_the_cpu(void **state)
     close_pair(&p);
 }
 
-static void test_more_than_one_rank_is_refused(void **state)
+static void test_a_rank_on_no_device_is_refused(void **state)
 {
     const td_ops *ops;
     td_error err = {0};
@@ -359,12 +359,13 @@ static void test_more_than_one_rank_is_refused(void **state)
     td_model_options opt = {.backend = backend(),
                             .tp = 2,
                             .ep = 1,
+                            .devices = (const int32_t[]){0, 99},
                             .kv_pages = 4,
                             .kv_rings = 1,
                             .ring_pages = td_kv_ring_pages(cfg.window, 1),
                             .max_tokens = 1};
     assert_int_equal(td_model_open(ckpt, &cfg, &opt, &m, &err), TD_INVALID);
-    assert_non_null(strstr(err.text, "one rank"));
+    assert_non_null(strstr(err.text, "device 99 of"));
     td_checkpoint_close(ckpt);
 }
 
@@ -373,7 +374,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tandem_tiny_agrees_with_the_cpu),
         cmocka_unit_test(test_layers_of_20b_agree_with_the_cpu),
-        cmocka_unit_test(test_more_than_one_rank_is_refused),
+        cmocka_unit_test(test_a_rank_on_no_device_is_refused),
     };
     const td_ops *ops;
     td_dev *dev = NULL;
