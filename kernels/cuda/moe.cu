@@ -7,7 +7,9 @@
  */
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/experts_fp8.h"
+#include "kernels/cuda/experts_small.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/router_small.h"
 
 #include <cuda_bf16.h>
 #include <math.h>
@@ -89,6 +91,8 @@ td_status td_cuda_router(td_stream *s, const td_router_args *a, td_error *err)
         return TD_OK;
     float *logits = (float *)td_cuda_ws_take(&ws, (size_t)a->T * (size_t)a->M * sizeof(float));
 
+    if (a->T <= TD_SMALL_STEP && td_cuda_router_small_fits(a))
+        return td_cuda_router_small(s, a, logits, err);
     td_cuda_rmsnorm(s->handle, (const float *)a->x, NULL, td_cuda_vector(a->norm), a->eps, a->T,
                     a->D, a->t, a->D);
     g.a = (const uint16_t *)a->t;
@@ -262,6 +266,8 @@ td_status td_cuda_experts(td_stream *s, const td_experts_args *a, td_error *err)
     if (a->T == 0)
         return TD_OK;
     const moe_ws ws = cut_ws((char *)a->ws, (size_t)pairs, a->D, a->I, a->E, &bytes);
+    if (a->T <= TD_SMALL_STEP && td_cuda_experts_small_fits(s->dev, a))
+        return td_cuda_experts_small(s, a, ws.a, ws.y, err);
     const group_params p = {a->idx,          (int32_t)pairs,     a->k,     a->E,
                             a->expert_first, td_tile_rows(size), ws.token, ws.place,
                             ws.tile,         ws.n_tiles};

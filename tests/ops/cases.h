@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "kernels/ops.h"
+
 /* What a backend's element type allows: f32 activations, or bf16 with one rounding a stage. */
 typedef struct ops_tolerance {
     double dense;  /* projections, head: one sum and one rounding */
@@ -57,13 +59,14 @@ typedef struct router_case {
 } router_case;
 
 static const router_case router_cases[] = {
-    {1, 8, 4, 2},      {3, 63, 5, 5},     {65, 256, 8, 2},
-    {129, 127, 32, 4}, {2, 2880, 128, 4}, {1, 2, 1, 1},
+    {1, 8, 4, 2}, {3, 63, 5, 5},    {65, 256, 8, 2},    {129, 127, 32, 4}, {2, 2880, 128, 4},
+    {1, 2, 1, 1}, {9, 2880, 32, 4}, {128, 1028, 70, 7}, {17, 64, 300, 8},  {5, 32, 1024, 32},
 };
 
 typedef enum expert_spread {
     SPREAD_RANDOM,
     SPREAD_ONE,        /* every token's first choice is one expert */
+    SPREAD_SAME,       /* every token has the same experts */
     SPREAD_LOCAL_NONE, /* no token has an expert on this rank */
 } expert_spread;
 
@@ -86,6 +89,20 @@ static const expert_case expert_cases[] = {
     {300, 32, 32, 4, 1, 0, 1, SPREAD_ONE, WEIGHTS_MXFP4},
     {20, 64, 64, 8, 2, 2, 2, SPREAD_LOCAL_NONE, WEIGHTS_MXFP4},
     {63, 63, 31, 8, 8, 0, 3, SPREAD_RANDOM, WEIGHTS_F32},
+    {128, 32, 32, 1024, 1024, 0, 32, SPREAD_RANDOM, WEIGHTS_MXFP4},
+    {3, 2912, 64, 2, 2, 0, 1, SPREAD_RANDOM, WEIGHTS_MXFP4},
 };
+
+/* Decode: steps of 1 .. TD_SMALL_STEP tokens cut out of one of TD_SMALL_STEP. */
+static const expert_case decode_cases[] = {
+    {TD_SMALL_STEP, 160, 96, 8, 8, 0, 4, SPREAD_RANDOM, WEIGHTS_MXFP4},
+    {TD_SMALL_STEP, 64, 736, 12, 5, 4, 3, SPREAD_RANDOM, WEIGHTS_MXFP4},
+    {TD_SMALL_STEP, 96, 64, 6, 6, 0, 2, SPREAD_ONE, WEIGHTS_MXFP4},
+    {TD_SMALL_STEP, 32, 32, 8, 8, 0, 4, SPREAD_SAME, WEIGHTS_MXFP4},
+    {TD_SMALL_STEP, 2880, 32, 4, 3, 1, 2, SPREAD_RANDOM, WEIGHTS_MXFP4},
+    {TD_SMALL_STEP, 32, 2880, 4, 4, 0, 2, SPREAD_RANDOM, WEIGHTS_MXFP4},
+    {TD_SMALL_STEP, 70, 33, 4, 4, 0, 2, SPREAD_RANDOM, WEIGHTS_BF16},
+};
+static const int32_t decode_sizes[] = {1, 2, 3, 8, 9, 16, 17, 24, 25, 33, 64, 65, 127};
 
 #endif
