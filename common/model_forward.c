@@ -303,6 +303,22 @@ static td_status capture(td_model *m, int32_t rank, td_error *err)
     return st;
 }
 
+static td_status execute(td_model *m, int32_t rank, td_error *err)
+{
+    model_rank *r = &m->rank[rank];
+    td_status st = model_copy_inputs(m, rank, err);
+
+    if (st == TD_OK)
+        st = m->step.mode == STEP_PLAIN
+                 ? enqueue(m, rank, err)
+                 : m->ops->graph_launch(r->stream, r->graph[m->step.graph], err);
+    if (st == TD_OK)
+        st = m->ops->sync(r->stream, err);
+    if (st == TD_OK && m->comm != NULL)
+        st = td_comm_check(m->comm, rank, err);
+    return st;
+}
+
 td_status model_forward(void *ctx, int32_t rank, td_error *err)
 {
     td_model *m = ctx;
@@ -312,15 +328,8 @@ td_status model_forward(void *ctx, int32_t rank, td_error *err)
 
     if (st == TD_OK && mode == STEP_CAPTURE)
         st = capture(m, rank, err);
-    if (st == TD_OK)
-        st = model_copy_inputs(m, rank, err);
-    if (st == TD_OK)
-        st = mode == STEP_PLAIN ? enqueue(m, rank, err)
-                                : m->ops->graph_launch(r->stream, r->graph[m->step.graph], err);
-    if (st == TD_OK)
-        st = m->ops->sync(r->stream, err);
-    if (st == TD_OK && m->comm != NULL)
-        st = td_comm_check(m->comm, rank, err);
+    else if (st == TD_OK)
+        st = execute(m, rank, err);
     if (st != TD_OK && m->comm != NULL)
         td_comm_abort(m->comm); /* the others must not wait for us */
     return st;

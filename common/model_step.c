@@ -21,17 +21,23 @@ td_status td_event_query(td_event *e)
     return e == NULL ? TD_OK : e->query(e);
 }
 
+static td_status failed(td_model *m, td_status st)
+{
+    m->changes.n_edits = m->changes.n_runs = 0;
+    model_forget_tables(m); /* who knows what has arrived */
+    if (m->comm != NULL)
+        td_comm_reset(m->comm);
+    return st;
+}
+
 static td_status run(td_model *m, td_error *err)
 {
     td_status st = td_ranks_run(m->ranks, model_forward, m, err);
 
+    if (st != TD_OK)
+        return failed(m, st);
     m->changes.n_edits = m->changes.n_runs = 0;
-    if (st != TD_OK) {
-        model_forget_tables(m); /* who knows what has arrived */
-        if (m->comm != NULL)
-            td_comm_reset(m->comm);
-    }
-    return st;
+    return TD_OK;
 }
 
 static const td_logprobs *logprobs_of(const td_model *m)
@@ -92,11 +98,18 @@ static td_status run_bucket(td_model *m, model_bucket *b, int32_t n, td_error *e
 
     m->step.T = m->step.head_end = b->T;
     m->step.graph = (int32_t)(b - m->bucket);
-    m->step.mode = b->warm;
     model_put_padding(m, n, b->T);
-    st = run(m, err);
-    if (st == TD_OK && b->warm != STEP_REPLAY)
-        b->warm++;
+    /* All ranks capture before any of them runs: a graph that waits for another rank's on the
+     * device must not meet one that is still being made. */
+    if (b->warm == STEP_CAPTURE) {
+        m->step.mode = STEP_CAPTURE;
+        if ((st = td_ranks_run(m->ranks, model_forward, m, err)) != TD_OK)
+            return failed(m, st);
+        b->warm = STEP_REPLAY;
+    }
+    m->step.mode = b->warm;
+    if ((st = run(m, err)) == TD_OK && b->warm == STEP_PLAIN)
+        b->warm = STEP_CAPTURE;
     return st;
 }
 
@@ -146,8 +159,8 @@ td_status td_model_decode(td_model *m, const td_decode_step *step, td_error *err
 td_status td_model_warm_up(td_model *m, td_error *err)
 {
     for (int32_t i = m->n_buckets - 1; i >= 0; i--) /* the largest first: it needs the most */
-        for (;;) {
-            bool last = m->bucket[i].warm == STEP_REPLAY;
+        for (;;) { /* as it is, then captured and replayed, if not done already */
+            bool last = m->bucket[i].warm != STEP_PLAIN;
             td_status st;
 
             m->step = (model_step){.layers = true};

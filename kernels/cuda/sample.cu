@@ -5,16 +5,22 @@
  * blocks must agree (the largest logit, sums over bins) they read each other's shared memory.
  *
  * Nothing is sorted. A token's place in the order is its key: falling logit, then rising id, as one
- * 64-bit number. Its weight exp((logit - best) / temperature) is an integer, in units of 2^-44, so
- * that sums do not depend on who adds when: 2^18 tokens of weight 1 still fit, and what rounds to
- * nothing is a token that no draw of 53 bits would meet in years. top_k, top_p and the draw are
- * then the same question: at which token, in order, do the counts or the weights first reach a
- * threshold? It is answered by a histogram over (best - logit) / temperature, whose bins are in
- * order, then within one bin by histograms over its keys, until at most GATHER tokens are left; of
- * those each finds the sum before it by itself. Equal logits in any number only take more rounds.
+ * 64-bit number. Its distance is how many powers of two its probability is below the best one's;
+ * its weight, 2^-distance, is an integer in units of 2^-44, so that sums do not depend on who adds
+ * when. 2^18 tokens of weight 1 still fit, and what rounds to nothing is a token that no draw of 53
+ * bits would meet in years. top_k, top_p and the draw are then one question: at which token, in
+ * order, does the count of tokens, or the sum of their weights, first reach a threshold? It is
+ * answered by a histogram over distances, whose bins are in order, then within one bin by
+ * histograms over keys, until at most GATHER tokens are left; each of those finds the sum before it
+ * by itself. Equal logits in any number only take more rounds. Nearly always the answer is within
+ * HEAD of the best, where few tokens are: the others are added up, and get a histogram only when
+ * they are asked about.
  *
- * Greedy rows end after the largest logit. Bound: reading the logits, 4 V bytes a row; the rest is
- * the latency of some 10 to 25 barriers between the blocks. */
+ * Greedy rows end after the largest logit. Bound: reading the logits, 4 V bytes a row, then the
+ * double-precision arithmetic of the weights; with few rows, the latency of the barriers. On an
+ * H200, vocabulary 201088 (bench/ops_cuda, 2026-11-30): greedy 8 us for 1 row and 35 us, a third of
+ * what HBM could read, for 64; drawn with top_p from a flat distribution, where nearly all tokens
+ * are in the head, 53 us and 233 us; from one like a language model's, 37 us and 127 us. */
 #include "kernels/cuda/backend.h"
 
 #include <cooperative_groups.h>
@@ -22,34 +28,38 @@
 
 namespace cg = cooperative_groups;
 
-enum { CLUSTER = 8, THREADS = 512, WARPS = THREADS / 32, BINS = 2 * THREADS, GATHER = 256 };
+enum { CLUSTER = 8, THREADS = 512, WARPS = THREADS / 32, BINS = THREADS, GATHER = 256 };
+enum { UNIT_BITS = 44 };
 
-/* Weights are in units of 2^-44. Further than LIMIT from the best they would round to 0: 45 ln 2 is
- * 31.1916. */
-static constexpr double UNIT = 17592186044416.0, LIMIT = 31.19;
-static constexpr double BINS_PER = BINS / LIMIT;
+/* Distances, in powers of two. Beyond LIMIT a weight would round to 0. */
+static constexpr double HEAD = 12, LIMIT = UNIT_BITS + 0.998;
+static constexpr double HEAD_SCALE = (BINS - 1) / HEAD, TAIL_SCALE = (BINS - 1) / (LIMIT - HEAD);
+/* Added to a number below 2^51, it leaves the nearest integer in the low bits of the sum. */
+static constexpr double TO_INT = 6755399441055744.0;
+static constexpr double LOG2_E = 1.4426950408889634;
 static constexpr uint64_t NO_KEY = ~0ull;
 
 typedef unsigned long long u64; /* what atomics are made for */
 
 struct stats {
-    u64 least, most, sum; /* a minimum, a maximum, a sum */
+    u64 least, most, sum, count; /* a minimum, a maximum, two sums */
 };
 
-/* With the logits, two blocks of gpt-oss' vocabulary fit into an SM: 2 x (13 + 98) KB. */
+/* With the logits, two blocks of gpt-oss' vocabulary fit into an SM: 2 x (9 + 98) KB. */
 struct block_memory {
     union {
         struct { /* a histogram: weights in two words, counts */
-            uint32_t lo[BINS], hi[BINS], count[BINS];
+            uint2 weight[BINS];
+            uint32_t count[BINS];
         };
         struct { /* what is left at the end of a search, in block 0 */
-            u64 key[GATHER], weight[GATHER];
+            u64 key[GATHER], key_weight[GATHER];
         };
     };
     td_sample_row p;
     stats warp[WARPS];
     stats block[2]; /* read by the cluster; alternated, so that one barrier a reduction is enough */
-    double exps;
+    stats all;      /* the reduction's result */
     u64 top[TD_TOP_LOGPROBS];
     u64 weight_before, count_before; /* of the bin that was chosen */
     u64 found_sum, found_key;
@@ -64,13 +74,13 @@ struct row_state {
     int first, n;   /* tokens first .. first + n */
     unsigned turn;  /* of m->block */
     float best;
-    double inv; /* 1 / temperature */
+    double bits; /* powers of two in a logit */
 };
 
 __device__ static u64 key_of(float logit, int token)
 {
     const uint32_t b = __float_as_uint(logit + 0.0f); /* -0 is 0 */
-    const uint32_t rising = (b >> 31) != 0 ? ~b : b | 0x80000000u;
+    const uint32_t rising = b ^ (0x80000000u | (uint32_t)((int32_t)b >> 31));
 
     return (u64)~rising << 32 | (uint32_t)token;
 }
@@ -82,79 +92,108 @@ __device__ static float logit_of(u64 key)
     return __uint_as_float((rising >> 31) != 0 ? rising & 0x7fffffffu : ~rising);
 }
 
+/* NaN for NaN. */
 __device__ static double distance(const row_state &r, float logit)
 {
-    return logit == r.best ? 0.0 : ((double)r.best - (double)logit) * r.inv;
+    return logit == r.best ? 0.0 : ((double)r.best - (double)logit) * r.bits;
 }
 
+/* Of a distance below LIMIT; at least 1. The polynomial is 2^x on -1/2 .. 1/2 within 2^-45. */
 __device__ static u64 weight_of(double distance)
 {
-    return distance < LIMIT ? (u64)(exp(-distance) * UNIT + 0.5) : 0;
+    const double power = UNIT_BITS - distance, n = power + TO_INT, x = power - (n - TO_INT);
+    double p = 0x1.b6571de2f2351p-24;
+
+    p = fma(p, x, 0x1.63ef969a64d3cp-20);
+    p = fma(p, x, 0x1.ffcb76789860fp-17);
+    p = fma(p, x, 0x1.43088e257f341p-13);
+    p = fma(p, x, 0x1.5d87fe908f88ap-10);
+    p = fma(p, x, 0x1.3b2ab72b175eep-7);
+    p = fma(p, x, 0x1.c6b08d7044119p-5);
+    p = fma(p, x, 0x1.ebfbdff8149f2p-3);
+    p = fma(p, x, 0x1.62e42fefa39f7p-1);
+    p = fma(p, x, 0x1.000000000003dp+0);
+    /* times 2^n, in the exponent; then to an integer */
+    p = __hiloint2double(__double2hiint(p) + (__double2loint(n) << 20), __double2loint(p));
+    return (u64)(__double_as_longlong(p + TO_INT) - __double_as_longlong(TO_INT));
 }
 
 __device__ static int bin_of(double distance)
 {
-    return min(BINS - 1, (int)(distance * BINS_PER));
+    const double at = distance < HEAD ? distance * HEAD_SCALE : (distance - HEAD) * TAIL_SCALE;
+
+    return __double2loint(at + TO_INT);
 }
 
 __device__ static stats merge(stats a, stats b)
 {
-    return {min(a.least, b.least), max(a.most, b.most), a.sum + b.sum};
+    return {min(a.least, b.least), max(a.most, b.most), a.sum + b.sum, a.count + b.count};
+}
+
+template <int LANES> __device__ static stats merge_lanes(stats v)
+{
+    for (int o = LANES / 2; o > 0; o /= 2) {
+        const stats w = {__shfl_xor_sync(~0u, v.least, o), __shfl_xor_sync(~0u, v.most, o),
+                         __shfl_xor_sync(~0u, v.sum, o), __shfl_xor_sync(~0u, v.count, o)};
+        v = merge(v, w);
+    }
+    return v;
 }
 
 /* Over the cluster; every thread gets the result. */
 __device__ static stats reduce(row_state &r, stats v)
 {
     block_memory *m = r.m;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    for (int o = 16; o > 0; o /= 2) {
-        const stats w = {__shfl_xor_sync(~0u, v.least, o), __shfl_xor_sync(~0u, v.most, o),
-                         __shfl_xor_sync(~0u, v.sum, o)};
-        v = merge(v, w);
-    }
-    __syncthreads(); /* m->warp was read by all */
-    if (threadIdx.x % 32 == 0)
-        m->warp[threadIdx.x / 32] = v;
+    v = merge_lanes<32>(v);
+    __syncthreads(); /* m->warp and m->all were read */
+    if (lane == 0)
+        m->warp[warp] = v;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int w = 1; w < WARPS; w++)
-            v = merge(v, m->warp[w]);
-        m->block[r.turn % 2] = v;
+    if (warp == 0) {
+        v = merge_lanes<WARPS>(m->warp[lane % WARPS]);
+        if (lane == 0)
+            m->block[r.turn % 2] = v;
     }
     r.cluster.sync();
-    v = *r.cluster.map_shared_rank(&m->block[r.turn % 2], 0);
-    for (int b = 1; b < CLUSTER; b++)
-        v = merge(v, *r.cluster.map_shared_rank(&m->block[r.turn % 2], b));
+    if (warp == 0) {
+        v = *r.cluster.map_shared_rank(&m->block[r.turn % 2], lane % CLUSTER);
+        v = merge_lanes<CLUSTER>(v);
+        if (lane == 0)
+            m->all = v;
+    }
     r.turn++;
-    return v;
+    __syncthreads();
+    return m->all;
 }
 
 /* --- histograms ----------------------------------------------------------------------------- */
 
-/* Two bins a thread: 2 t and 2 t + 1, with the sums before the first of them. */
+/* This thread's bin, summed over the cluster, and what is before it. */
 struct bins {
-    u64 weight[2], count[2], weight_before, count_before;
+    u64 weight, count, weight_before, count_before;
 };
 
 __device__ static void clear_histogram(block_memory *m)
 {
-    for (int i = threadIdx.x; i < BINS; i += THREADS)
-        m->lo[i] = m->hi[i] = m->count[i] = 0;
+    m->weight[threadIdx.x] = make_uint2(0, 0);
+    m->count[threadIdx.x] = 0;
     __syncthreads();
 }
 
 __device__ static void put(block_memory *m, int bin, u64 weight, bool counts)
 {
-    const uint32_t lo = (uint32_t)weight, old = atomicAdd(&m->lo[bin], lo);
+    const uint32_t lo = (uint32_t)weight, old = atomicAdd(&m->weight[bin].x, lo);
     const uint32_t hi = (uint32_t)(weight >> 32) + (old + lo < old);
 
     if (hi != 0)
-        atomicAdd(&m->hi[bin], hi);
+        atomicAdd(&m->weight[bin].y, hi);
     if (counts)
         atomicAdd(&m->count[bin], 1u);
 }
 
-/* Sums over the cluster, and over the bins before. Every block computes all of it. */
+/* Every block computes all of it. */
 __device__ static bins sum_histogram(row_state &r, bool counts)
 {
     block_memory *m = r.m;
@@ -162,19 +201,16 @@ __device__ static bins sum_histogram(row_state &r, bool counts)
     u64 weight, count;
 
     r.cluster.sync();
+#pragma unroll
     for (int c = 0; c < CLUSTER; c++) {
-        const block_memory *o = r.cluster.map_shared_rank(m, c);
+        const uint2 w = *r.cluster.map_shared_rank(&m->weight[threadIdx.x], c);
 
-        for (int i = 0; i < 2; i++) {
-            const int bin = 2 * threadIdx.x + i;
-
-            b.weight[i] += (u64)o->hi[bin] << 32 | o->lo[bin];
-            if (counts)
-                b.count[i] += o->count[bin];
-        }
+        b.weight += (u64)w.y << 32 | w.x;
+        if (counts)
+            b.count += *r.cluster.map_shared_rank(&m->count[threadIdx.x], c);
     }
-    weight = b.weight[0] + b.weight[1];
-    count = b.count[0] + b.count[1];
+    weight = b.weight;
+    count = b.count;
     for (int o = 1; o < 32; o *= 2) {
         const u64 w = __shfl_up_sync(~0u, weight, o), n = __shfl_up_sync(~0u, count, o);
 
@@ -183,55 +219,84 @@ __device__ static bins sum_histogram(row_state &r, bool counts)
             count += n;
         }
     }
-    if (threadIdx.x % 32 == 31)
-        m->warp[threadIdx.x / 32] = {weight, count, 0};
+    if (threadIdx.x % 32 == 31) {
+        m->warp[threadIdx.x / 32].sum = weight;
+        m->warp[threadIdx.x / 32].count = count;
+    }
     r.cluster.sync(); /* and nobody reads this block's bins any more */
-    b.weight_before = weight - b.weight[0] - b.weight[1];
-    b.count_before = count - b.count[0] - b.count[1];
+    b.weight_before = weight - b.weight;
+    b.count_before = count - b.count;
     for (int w = 0; w < threadIdx.x / 32; w++) {
-        b.weight_before += m->warp[w].least;
-        b.count_before += m->warp[w].most;
+        b.weight_before += m->warp[w].sum;
+        b.count_before += m->warp[w].count;
     }
     return b;
 }
 
 /* The bin in which the counts or the weights reach `threshold`, with the sums before it, in
- * m->bin and so on. `weight`, `count`: what has to be added to the bins' own sums. */
-__device__ static void choose_bin(block_memory *m, const bins &b, u64 threshold, bool by_count,
-                                  u64 weight, u64 count)
+ * m->bin and so on. */
+__device__ static void choose_bin(block_memory *m, const bins &b, u64 threshold, bool by_count)
 {
-    weight += b.weight_before;
-    count += b.count_before;
-    __syncthreads(); /* the last choice was read by all */
-    for (int i = 0; i < 2; i++) {
-        const u64 before = by_count ? count : weight, own = by_count ? b.count[i] : b.weight[i];
+    const u64 before = by_count ? b.count_before : b.weight_before;
 
-        if (before < threshold && threshold <= before + own) {
-            m->bin = 2 * threadIdx.x + i;
-            m->weight_before = weight;
-            m->count_before = count;
-        }
-        weight += b.weight[i];
-        count += b.count[i];
+    __syncthreads(); /* the last choice was read by all */
+    if (before < threshold && threshold <= before + (by_count ? b.count : b.weight)) {
+        m->bin = threadIdx.x;
+        m->weight_before = b.weight_before;
+        m->count_before = b.count_before;
     }
     __syncthreads();
 }
 
 /* --- finding a token ------------------------------------------------------------------------ */
 
-/* Tokens with keys least .. most; `bin` >= 0: those of them in this bin of the first histogram. */
+/* What a row's tokens are, all in all. */
+struct totals {
+    u64 weight, count, head_weight, head_count;
+    bins head;
+};
+
+/* Tokens with keys least .. most; `bin` >= 0: those of them in this bin of a histogram over
+ * distances. Either way they have logits low .. high, which is quicker to ask. */
 struct subset {
     u64 least, most;
     int bin;
+    bool tail;
+    float low, high;
 };
 
-__device__ static bool contains(const row_state &r, const subset &s, float logit, u64 key)
+__device__ static bool contains(const row_state &r, const subset &s, int i)
 {
-    if (s.bin < 0)
+    const float logit = r.l[i];
+
+    if (!(logit >= s.low && logit <= s.high))
+        return false;
+    if (s.bin < 0) {
+        const u64 key = key_of(logit, r.first + i);
+
         return key >= s.least && key <= s.most;
+    }
     const double d = distance(r, logit);
 
-    return d < LIMIT && bin_of(d) == s.bin;
+    return d < LIMIT && (d >= HEAD) == s.tail && bin_of(d) == s.bin;
+}
+
+__device__ static subset subset_of_bin(const row_state &r, int bin, bool tail)
+{
+    const double from = tail ? HEAD + (bin - 1) / TAIL_SCALE : (bin - 1) / HEAD_SCALE;
+    const double to = tail ? HEAD + (bin + 1) / TAIL_SCALE : (bin + 1) / HEAD_SCALE;
+    subset s = {0, NO_KEY, bin, tail, -INFINITY, INFINITY};
+
+    if (fabsf(r.best) < 1e30f) { /* a bin more on each side, so that rounding does not matter */
+        s.low = (float)((double)r.best - to / r.bits) - 1e-5f * (1 + fabsf(r.best));
+        s.high = (float)((double)r.best - from / r.bits) + 1e-5f * (1 + fabsf(r.best));
+    }
+    return s;
+}
+
+__device__ static subset subset_of_keys(u64 least, u64 most)
+{
+    return {least, most, -1, false, logit_of(most), logit_of(least)};
 }
 
 struct found {
@@ -246,26 +311,22 @@ __device__ static found find_among(row_state &r, const subset &s, u64 threshold,
     block_memory *m = r.m, *zero = r.cluster.map_shared_rank(m, 0);
     found f;
 
-    for (int i = threadIdx.x; i < r.n; i += THREADS) {
-        const float logit = r.l[i];
-        const u64 key = key_of(logit, r.first + i);
-
-        if (logit == logit && contains(r, s, logit, key)) {
+    for (int i = threadIdx.x; i < r.n; i += THREADS)
+        if (contains(r, s, i)) {
             const uint32_t at = atomicAdd(&zero->n_gathered, 1u);
 
-            zero->key[at] = key;
-            zero->weight[at] = weight_of(distance(r, logit));
+            zero->key[at] = key_of(r.l[i], r.first + i);
+            zero->key_weight[at] = weight_of(distance(r, r.l[i]));
         }
-    }
     r.cluster.sync();
     if (r.cluster.block_rank() == 0 && threadIdx.x < m->n_gathered) {
-        const u64 key = m->key[threadIdx.x], own = m->weight[threadIdx.x];
+        const u64 key = m->key[threadIdx.x], own = m->key_weight[threadIdx.x];
         const int n = m->n_gathered;
 
         for (int i = 0; i < n; i++) {
             const bool before = m->key[i] < key;
 
-            weight += before ? m->weight[i] : 0;
+            weight += before ? m->key_weight[i] : 0;
             count += before;
         }
         const u64 sum = by_count ? count : weight;
@@ -282,106 +343,123 @@ __device__ static found find_among(row_state &r, const subset &s, u64 threshold,
 
 /* The first token in order at which the count of tokens, or the sum of weights, is at least
  * `threshold`, which is between 1 and the total. */
-__device__ static found find(row_state &r, const bins &first, u64 threshold, bool by_count)
+__device__ static found find(row_state &r, const totals &t, u64 threshold, bool by_count)
 {
     block_memory *m = r.m;
-    subset s = {0, NO_KEY, 0};
+    const bool tail = threshold > (by_count ? t.head_count : t.head_weight);
+    bins b = t.head;
+    subset s;
 
-    choose_bin(m, first, threshold, by_count, 0, 0);
-    s.bin = m->bin;
+    if (tail) {
+        clear_histogram(m);
+        for (int i = threadIdx.x; i < r.n; i += THREADS) {
+            const double d = distance(r, r.l[i]);
+
+            if (d >= HEAD && d < LIMIT)
+                put(m, bin_of(d), weight_of(d), by_count);
+        }
+        b = sum_histogram(r, by_count);
+        b.weight_before += t.head_weight;
+        b.count_before += t.head_count;
+    }
+    choose_bin(m, b, threshold, by_count);
+    s = subset_of_bin(r, m->bin, tail);
     for (;;) {
         const u64 weight = m->weight_before, count = m->count_before;
-        stats v = {NO_KEY, 0, 0};
+        stats v = {NO_KEY, 0, 0, 0};
 
         if (threadIdx.x == 0)
             m->n_gathered = 0; /* read last before a barrier of the cluster; the next one follows */
-        for (int i = threadIdx.x; i < r.n; i += THREADS) {
-            const float logit = r.l[i];
-            const u64 key = key_of(logit, r.first + i);
+        for (int i = threadIdx.x; i < r.n; i += THREADS)
+            if (contains(r, s, i)) {
+                const u64 key = key_of(r.l[i], r.first + i);
 
-            if (logit == logit && contains(r, s, logit, key))
-                v = merge(v, {key, key, 1});
-        }
+                v = merge(v, {key, key, 0, 1});
+            }
         v = reduce(r, v);
-        if (v.sum <= GATHER)
+        if (v.count <= GATHER)
             return find_among(r, s, threshold, by_count, weight, count);
-        s = {v.least, v.most, -1};
-        /* Keys differ in at most 64 - clz bits; the first ten of those choose the bin. */
-        const int shift = max(0, 64 - __clzll((long long)(s.least ^ s.most)) - 10);
-        const u64 origin = s.least >> shift >> 10 << 10;
+        s = subset_of_keys(v.least, v.most);
+        /* Keys differ in at most 64 - clz bits; the first nine of those choose the bin. */
+        const int shift = max(0, 64 - __clzll((long long)(s.least ^ s.most)) - 9);
+        const u64 origin = s.least >> shift >> 9 << 9;
 
         clear_histogram(m);
-        for (int i = threadIdx.x; i < r.n; i += THREADS) {
-            const float logit = r.l[i];
-            const u64 key = key_of(logit, r.first + i);
-
-            if (logit == logit && contains(r, s, logit, key))
-                put(m, (int)((key >> shift) - origin), weight_of(distance(r, logit)), by_count);
-        }
-        const bins b = sum_histogram(r, by_count);
-        choose_bin(m, b, threshold, by_count, weight, count);
+        for (int i = threadIdx.x; i < r.n; i += THREADS)
+            if (contains(r, s, i))
+                put(m, (int)((key_of(r.l[i], r.first + i) >> shift) - origin),
+                    weight_of(distance(r, r.l[i])), by_count);
+        b = sum_histogram(r, by_count);
+        b.weight_before += weight;
+        b.count_before += count;
+        choose_bin(m, b, threshold, by_count);
         const u64 least = (origin + m->bin) << shift, most = least + ((u64)1 << shift) - 1;
-        s = {max(s.least, least), min(s.most, most), -1};
+        s = subset_of_keys(max(s.least, least), min(s.most, most));
     }
 }
 
 /* --- log-probabilities ---------------------------------------------------------------------- */
 
-/* Of the row as it came: the logarithm of the sum of exponentials, relative to the best; in block
- * 0, the keys of the largest in m->top. *n: how many there are. */
-__device__ static double top_logits(row_state &r, float best, int want, int *n)
+/* The smallest key of this thread's tokens above `after`; NO_KEY: none. */
+__device__ static u64 next_key(const row_state &r, bool any, u64 after)
 {
-    block_memory *m = r.m;
-    double sum = 0;
-    u64 last = 0;
-    int got = 0;
+    u64 least = NO_KEY;
 
     for (int i = threadIdx.x; i < r.n; i += THREADS)
-        if (r.l[i] == r.l[i])
-            sum += r.l[i] == best ? 1.0 : exp((double)r.l[i] - (double)best);
-    for (int o = 16; o > 0; o /= 2)
-        sum += __shfl_xor_sync(~0u, sum, o);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        m->warp[threadIdx.x / 32].sum = (u64)__double_as_longlong(sum);
-    for (; got < want; got++) { /* this block's largest, one by one */
-        u64 least = NO_KEY;
-
-        for (int i = threadIdx.x; i < r.n; i += THREADS) {
+        if (r.l[i] == r.l[i]) {
             const u64 key = key_of(r.l[i], r.first + i);
 
-            if (r.l[i] == r.l[i] && (got == 0 || key > last))
+            if (any || key > after)
                 least = min(least, key);
         }
+    return least;
+}
+
+/* This block's `want` smallest keys, in order, then NO_KEY. Each thread brings its smallest; the
+ * one whose key was taken brings its next. */
+__device__ static void block_top(row_state &r, int want)
+{
+    block_memory *m = r.m;
+    u64 mine = next_key(r, true, 0);
+
+    for (int i = 0; i < want; i++) {
+        u64 least = mine;
+
         for (int o = 16; o > 0; o /= 2)
             least = min(least, __shfl_xor_sync(~0u, least, o));
         __syncthreads();
         if (threadIdx.x % 32 == 0)
             m->warp[threadIdx.x / 32].least = least;
         __syncthreads();
-        for (int w = 0; w < WARPS; w++)
-            least = min(least, m->warp[w].least);
+        least = m->warp[threadIdx.x % WARPS].least;
+        for (int o = WARPS / 2; o > 0; o /= 2)
+            least = min(least, __shfl_xor_sync(~0u, least, o));
         if (threadIdx.x == 0)
-            m->top[got] = least;
-        last = least;
-        if (least == NO_KEY)
-            break;
+            m->top[i] = least;
+        if (mine == least && mine != NO_KEY)
+            mine = next_key(r, false, mine);
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        sum = 0;
-        for (int w = 0; w < WARPS; w++)
-            sum += __longlong_as_double((long long)m->warp[w].sum);
-        m->exps = sum;
-        if (got < want)
-            m->top[got] = NO_KEY;
+}
+
+/* Of the row as it came, whose best logit is r.best: the logarithm of the sum of exponentials
+ * relative to it; in block 0, the keys of the largest in m->top. *n: how many there are. */
+__device__ static double top_logits(row_state &r, int want, int *n)
+{
+    block_memory *m = r.m;
+    stats v = {NO_KEY, 0, 0, 0};
+    int got = 0;
+
+    r.bits = LOG2_E;
+    for (int i = threadIdx.x; i < r.n; i += THREADS) {
+        const double d = distance(r, r.l[i]);
+
+        if (d < LIMIT)
+            v.sum += weight_of(d);
     }
-    r.cluster.sync();
-    sum = 0;
-    for (int c = 0; c < CLUSTER; c++)
-        sum += *r.cluster.map_shared_rank(&m->exps, c);
-    /* Warp 0 of block 0 merges: lane c has block c's list, and holds back its own until the end. */
-    got = 0;
+    block_top(r, want);
+    v = reduce(r, v); /* and every block's list is there */
+    /* Warp 0 of block 0 merges: lane c has block c's list, and keeps its own place of the result.
+     */
     if (r.cluster.block_rank() == 0 && threadIdx.x < 32) {
         const int lane = threadIdx.x;
         const u64 *list = r.cluster.map_shared_rank(m->top, lane % CLUSTER);
@@ -389,8 +467,8 @@ __device__ static double top_logits(row_state &r, float best, int want, int *n)
         int at = 0;
 
         for (; got < want; got++) {
-            u64 least = lane < CLUSTER && at < want ? list[at] : NO_KEY;
-            const u64 own = least;
+            const u64 own = lane < CLUSTER && at < want ? list[at] : NO_KEY;
+            u64 least = own;
 
             for (int o = 16; o > 0; o /= 2)
                 least = min(least, __shfl_xor_sync(~0u, least, o));
@@ -405,7 +483,7 @@ __device__ static double top_logits(row_state &r, float best, int want, int *n)
     }
     *n = got;
     r.cluster.sync();
-    return log(sum);
+    return log((double)v.sum * 0x1p-44);
 }
 
 /* --- a row ---------------------------------------------------------------------------------- */
@@ -466,11 +544,11 @@ __device__ static void change(const row_state &r, float *l, const td_sample_row 
             if ((mask[token / 32] >> token % 32 & 1) == 0)
                 l[i] = __int_as_float(0x7fffffff);
         }
-    for (int b = 0; b < p.n_banned; b++) {
+    for (int b = threadIdx.x / 32; b < p.n_banned; b += WARPS) {
         const int2 range = lists[p.banned + b];
         const int last = min(range.y - r.first, r.n - 1); /* range.y may be INT32_MAX */
 
-        for (int i = max(range.x, r.first) - r.first + threadIdx.x; i <= last; i += THREADS)
+        for (int i = max(range.x - r.first, 0) + (int)threadIdx.x % 32; i <= last; i += 32)
             l[i] = __int_as_float(0x7fffffff);
     }
     __syncthreads();
@@ -479,49 +557,57 @@ __device__ static void change(const row_state &r, float *l, const td_sample_row 
 /* Key of the largest; NO_KEY: there is none. */
 __device__ static u64 largest(row_state &r)
 {
-    u64 least = NO_KEY;
-
-    for (int i = threadIdx.x; i < r.n; i += THREADS)
-        if (r.l[i] == r.l[i])
-            least = min(least, key_of(r.l[i], r.first + i));
-    return reduce(r, {least, 0, 0}).least;
+    return reduce(r, {next_key(r, true, 0), 0, 0, 0}).least;
 }
 
 __device__ static int draw(row_state &r, const td_sample_row &p)
 {
-    u64 n = 0, total;
-    bins first;
+    const bool counts = p.top_k > 0;
+    stats tail = {NO_KEY, 0, 0, 0};
+    totals t;
+    u64 mass;
 
     clear_histogram(r.m);
     for (int i = threadIdx.x; i < r.n; i += THREADS) {
-        const float logit = r.l[i];
+        const double d = distance(r, r.l[i]);
 
-        if (logit == logit) {
-            const double d = distance(r, logit);
+        if (d < LIMIT) {
             const u64 w = weight_of(d);
 
-            if (w != 0)
-                put(r.m, bin_of(d), w, p.top_k > 0);
+            if (d < HEAD) {
+                put(r.m, bin_of(d), w, counts);
+            } else {
+                tail.sum += w;
+                tail.count++;
+            }
         }
     }
-    first = sum_histogram(r, p.top_k > 0);
+    t.head = sum_histogram(r, counts);
+    tail = reduce(r, tail);
     if (threadIdx.x == THREADS - 1) {
-        r.m->found_sum = first.weight_before + first.weight[0] + first.weight[1];
-        r.m->found_key = first.count_before + first.count[0] + first.count[1];
+        r.m->weight_before = t.head.weight_before + t.head.weight;
+        r.m->count_before = t.head.count_before + t.head.count;
     }
     __syncthreads();
-    total = r.m->found_sum;
-    n = r.m->found_key;
-    __syncthreads();
-    if (p.top_k > 0 && (u64)p.top_k < n)
-        total = find(r, first, (u64)p.top_k, true).sum;
+    t.head_weight = r.m->weight_before;
+    t.head_count = r.m->count_before;
+    t.weight = mass = t.head_weight + tail.sum;
+    t.count = t.head_count + tail.count;
+    if (counts && (u64)p.top_k < t.count)
+        mass = find(r, t, (u64)p.top_k, true).sum;
     if (p.top_p < 1.0f) {
-        const double least = ceil((double)p.top_p * (double)total);
+        const double least = ceil((double)p.top_p * (double)mass);
 
-        total = find(r, first, least >= 1.0 ? min(total, (u64)least) : 1, false).sum;
+        mass = find(r, t, least >= 1.0 ? min(mass, (u64)least) : 1, false).sum;
     }
-    const u64 below = (u64)(uniform(p.seed, p.index) * (double)total);
-    return (int)(uint32_t)find(r, first, min(below + 1, total), false).key;
+    const u64 below = (u64)(uniform(p.seed, p.index) * (double)mass);
+    return (int)(uint32_t)find(r, t, min(below + 1, mass), false).key;
+}
+
+/* Log-probability of a logit. */
+__device__ static float logprob(float logit, float best, double log_sum)
+{
+    return (float)((logit == best ? 0.0 : (double)logit - (double)best) - log_sum);
 }
 
 static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2)
@@ -554,36 +640,31 @@ static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS
     r.n = min(V - r.first, part);
     load(logits + r.first, l, r.n, aligned);
     if (p.top_logprobs >= 0) {
-        best = logit_of(largest(r));
-        log_sum = top_logits(r, best, min(p.top_logprobs, (int)TD_TOP_LOGPROBS), &n_top);
+        best = r.best = logit_of(largest(r));
+        log_sum = top_logits(r, min(p.top_logprobs, (int)TD_TOP_LOGPROBS), &n_top);
     }
     change(r, l, p, lists, p.mask >= 0 ? masks + (int64_t)p.mask * ((V + 31) / 32) : NULL);
     key = largest(r);
     chosen = key == NO_KEY ? -1 : (int)(uint32_t)key;
     if (chosen >= 0 && p.temperature > 1e-4f) {
         r.best = logit_of(key);
-        r.inv = 1.0 / (double)p.temperature;
+        r.bits = LOG2_E / (double)p.temperature;
         chosen = draw(r, p);
     }
-    if (first_block && threadIdx.x < 32) {
+    if (first_block) { /* only it has the top ones */
         td_logprobs *out = &logprobs[row];
 
         if (chosen < 0)
             n_top = -1;
-        if (threadIdx.x < n_top) { /* top ones: only block 0 has them */
-            const u64 k = m.top[threadIdx.x];
-
-            out->id[threadIdx.x] = (int)(uint32_t)k;
-            out->logprob[threadIdx.x] =
-                (float)((logit_of(k) == best ? 0.0 : (double)logit_of(k) - (double)best) - log_sum);
+        if ((int)threadIdx.x < n_top) {
+            out->id[threadIdx.x] = (int)(uint32_t)m.top[threadIdx.x];
+            out->logprob[threadIdx.x] = logprob(logit_of(m.top[threadIdx.x]), best, log_sum);
         }
         if (threadIdx.x == 0) {
             token[row] = chosen;
             out->n = n_top;
             if (n_top >= 0)
-                out->chosen =
-                    (float)((logits[chosen] == best ? 0.0 : (double)logits[chosen] - (double)best) -
-                            log_sum);
+                out->chosen = logprob(logits[chosen], best, log_sum);
         }
     }
     r.cluster.sync(); /* no block ends while another reads its memory */
