@@ -24,7 +24,7 @@ struct plan_params {
     const int32_t *idx; /* [pairs] */
     int32_t pairs, E, first, tiles1, tiles2;
     int32_t *place; /* [pairs] */
-    int32_t *plan;  /* three times [E + 1] */
+    int32_t *plan;  /* [4][E + 1] */
 };
 
 /* Exclusive sum of x over the block's threads. */
@@ -63,18 +63,21 @@ __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ 
     const int mine = count[t], lots = (mine + TD_FP8_ROWS - 1) / TD_FP8_ROWS;
     const int units1 = fp8::fp8_units<TD_FP8_CLUSTER>(lots, p.tiles1);
     const int units2 = fp8::fp8_units<TD_FP8_CLUSTER>(lots, p.tiles2);
-    const int row = sum_before(mine, scan), u1 = sum_before(units1, scan),
+    const int row = sum_before((mine + 3) / 4 * 4, scan), u1 = sum_before(units1, scan),
               u2 = sum_before(units2, scan);
 
     start[t] = row;
     if (t < p.E) {
-        int32_t *out = p.plan + t;
+        int32_t *out = p.plan + t, n = p.E + 1;
 
-        if (t == 0)
-            out[0] = out[p.E + 1] = out[2 * (p.E + 1)] = 0;
-        out[1] = row + mine;
-        out[p.E + 2] = u1 + units1;
-        out[2 * (p.E + 1) + 1] = u2 + units2;
+        out[0] = row;
+        out[n] = mine;
+        out[2 * n] = u1;
+        out[3 * n] = u2;
+        if (t == p.E - 1) {
+            out[2 * n + 1] = u1 + units1;
+            out[3 * n + 1] = u2 + units2;
+        }
     }
     __syncthreads();
 #pragma unroll 4
@@ -232,8 +235,8 @@ td_status td_cuda_experts_fp8(td_stream *s, const td_experts_args *a, td_error *
         ws.place, ws.plan};
     plan_kernel<<<1, PLANNERS, 0, s->handle>>>(p);
     quantise_kernel<<<(unsigned)a->T, TOKEN_THREADS, 0, s->handle>>>(
-        (const uint4 *)a->t, ws.place, a->k, a->D, td_fp8_pitch(a->D), (pairs + 3) / 4 * 4, ws.x8,
-        ws.x8_scale);
+        (const uint4 *)a->t, ws.place, a->k, a->D, td_fp8_pitch(a->D),
+        td_fp8_most_rows(pairs, a->E), ws.x8, ws.x8_scale);
     if ((st = td_cuda_launched(err, "experts: quantising")) != TD_OK)
         return st;
     g.a = ws.x8;
@@ -241,7 +244,8 @@ td_status td_cuda_experts_fp8(td_stream *s, const td_experts_args *a, td_error *
     g.w = a->gate_up;
     g.bias = td_cuda_vector(a->gate_up_bias);
     g.row_start = ws.plan;
-    g.unit_start = ws.plan + (a->E + 1);
+    g.rows = ws.plan + (a->E + 1);
+    g.unit_start = ws.plan + 2 * (a->E + 1);
     g.pairs = pairs;
     g.out = ws.h8;
     g.out_pitch = td_fp8_pitch(a->I);
@@ -252,7 +256,7 @@ td_status td_cuda_experts_fp8(td_stream *s, const td_experts_args *a, td_error *
     g.a_scale = NULL;
     g.w = a->down;
     g.bias = td_cuda_vector(a->down_bias);
-    g.unit_start = ws.plan + 2 * (a->E + 1);
+    g.unit_start = ws.plan + 3 * (a->E + 1);
     g.out = ws.y;
     g.out_pitch = D * 2;
     if ((st = td_cuda_fp8_down(s->handle, &g, err)) != TD_OK)

@@ -34,9 +34,9 @@ constexpr int A_SCALES = ROWS * 4, B_SCALES = 16;
 constexpr int MOST_EXPERTS = 1024;
 
 struct gemm_params {
-    const int32_t *row_start, *unit_start; /* [E + 1] of the plan */
-    const float *scale;                    /* weights': [E][KB][NT][4] */
-    const float *bias;                     /* [E * N] or NULL */
+    const int32_t *row_start, *rows, *unit_start; /* [E + 1] of the plan */
+    const float *scale;                           /* weights': [E][KB][NT][4] */
+    const float *bias;                            /* [E * N] or NULL */
     void *out;
     int64_t ldo; /* bytes from row to row of out */
     int E, N, K, tiles;
@@ -49,7 +49,7 @@ template <int STAGES> struct gemm_smem {
     float a_scale[STAGES][ROWS];
     float4 b_scale[STAGES];
     uint64_t full[STAGES], empty[STAGES];
-    int32_t row_start[MOST_EXPERTS + 1], unit_start[MOST_EXPERTS + 1];
+    int32_t row_start[MOST_EXPERTS], rows[MOST_EXPERTS], unit_start[MOST_EXPERTS + 1];
 };
 
 /* c = a[64, 32] b[192, 32]^T (+ c if ADD). Lane l of warp w of the warpgroup holds, with g = l / 4
@@ -103,7 +103,7 @@ __device__ __forceinline__ work find_work(const SMEM &s, int unit, int rank, int
 {
     while (unit >= s.unit_start[e + 1])
         e++;
-    const int start = s.row_start[e], rows = s.row_start[e + 1] - start;
+    const int start = s.row_start[e], rows = s.rows[e];
     const int lots = (rows + ROWS - 1) / ROWS, local = unit - s.unit_start[e];
     work w;
     int lot;
@@ -372,9 +372,13 @@ __global__ void __launch_bounds__(THREADS, 1)
             tensor_map_prefetch(&s_map);
     }
     for (int i = threadIdx.x; i <= p.E; i += THREADS) {
-        s.row_start[i] = p.row_start[i];
+        if (i < p.E) {
+            s.row_start[i] = p.row_start[i];
+            s.rows[i] = p.rows[i];
+        }
         s.unit_start[i] = p.unit_start[i];
     }
+
     if (CLUSTER > 1)
         barrier_cluster_sync(); /* the barriers exist before the other block's copies end on them */
     else

@@ -15,15 +15,17 @@
  * ones as loaded: it writes its results in whole words, and gate (even rows) and up (odd) meet in
  * one thread.
  *
- * A step's workspace, P = T k pairs (token, choice), grouped by expert without gaps:
+ * A step's workspace. P = T k pairs (token, choice) take R rows, grouped by expert; an expert
+ * begins at a multiple of 4, because a tensor copy of scales begins at a multiple of 16 bytes
+ * (elsewhere the copy is an illegal instruction). What lies between experts is never looked at.
  *
- *   x8     [P, pitch(D)]     e4m3  t[token] / x8_scale, by token and 128 columns
- *   x8_scale [KB(D)][P']     f32   largest magnitude / 448; P' is P rounded up to 4
- *   h8     [P, pitch(I)]     e4m3  swiglu(...) * h_scale. The clamp bounds it, so the factor is
- * known beforehand (8 for a limit of 7) and nothing can saturate y      [P, D]            bf16 what
- * each pair adds, before the router's weight place  [P]               i32   where pair i landed;
- * -1: its expert is not on this rank plan                     i32   three times E + 1: rows, then
- * units of work of either product, before expert e */
+ *   x8     [R, pitch(D)]     e4m3  t[token] / x8_scale, by token and 128 columns
+ *   x8_scale [KB(D)][R]      f32   largest magnitude / 448
+ *   h8     [R, pitch(I)]     e4m3  swiglu(...) * h_scale. The clamp bounds it, so the factor is
+ * known beforehand (8 for a limit of 7) and nothing can saturate y      [R, D]            bf16 what
+ * each pair adds, before the router's weight place  [P]               i32   the row of pair i; -1:
+ * its expert is not on this rank plan   [4][E + 1]        i32   an expert's first row, its rows,
+ * and the units of work of either product before it */
 #ifndef TANDEM_KERNELS_CUDA_EXPERTS_FP8_H
 #define TANDEM_KERNELS_CUDA_EXPERTS_FP8_H
 
@@ -64,6 +66,12 @@ TD_HD int32_t td_fp8_place(int32_t row)
     return (row & ~63) | (row >> 1 & 7) << 3 | (row >> 4 & 3) << 1 | (row & 1);
 }
 
+/* R: a multiple of 4. */
+static inline int64_t td_fp8_most_rows(int64_t pairs, int32_t E)
+{
+    return (pairs + 3 * (pairs < E ? pairs : E) + 3) / 4 * 4;
+}
+
 /* Offsets in td_matrix.mem: codes from 0 on, then these. */
 typedef struct td_fp8_layout {
     size_t scale, inexact, bytes; /* inexact: a u64 that loading counts in */
@@ -89,17 +97,16 @@ typedef struct td_fp8_ws {
 static inline td_fp8_ws td_fp8_cut_ws(char *base, int64_t pairs, int32_t D, int32_t I, int32_t E,
                                       size_t *bytes)
 {
-    const size_t P = (size_t)pairs;
+    const size_t R = (size_t)td_fp8_most_rows(pairs, E);
     cuda_ws w = {base};
     td_fp8_ws s;
 
-    s.x8 = (uint8_t *)td_cuda_ws_take(&w, P * (size_t)td_fp8_pitch(D));
-    s.h8 = (uint8_t *)td_cuda_ws_take(&w, P * (size_t)td_fp8_pitch(I));
-    s.x8_scale =
-        (float *)td_cuda_ws_take(&w, (P + 3) / 4 * 4 * (size_t)td_fp8_blocks(D) * sizeof(float));
-    s.y = (uint16_t *)td_cuda_ws_take(&w, P * (size_t)D * 2);
-    s.place = (int32_t *)td_cuda_ws_take(&w, P * sizeof(int32_t));
-    s.plan = (int32_t *)td_cuda_ws_take(&w, 3 * ((size_t)E + 1) * sizeof(int32_t));
+    s.x8 = (uint8_t *)td_cuda_ws_take(&w, R * (size_t)td_fp8_pitch(D));
+    s.h8 = (uint8_t *)td_cuda_ws_take(&w, R * (size_t)td_fp8_pitch(I));
+    s.x8_scale = (float *)td_cuda_ws_take(&w, R * (size_t)td_fp8_blocks(D) * sizeof(float));
+    s.y = (uint16_t *)td_cuda_ws_take(&w, R * (size_t)D * 2);
+    s.place = (int32_t *)td_cuda_ws_take(&w, (size_t)pairs * sizeof(int32_t));
+    s.plan = (int32_t *)td_cuda_ws_take(&w, 4 * ((size_t)E + 1) * sizeof(int32_t));
     *bytes = (size_t)(w.next - base);
     return s;
 }

@@ -12,20 +12,20 @@ td_status make_maps(const td_fp8_gemm *g, CUtensorMap *a, CUtensorMap *b, CUtens
                     td_error *err)
 {
     const td_matrix *w = g->w;
-    const uint64_t K = (uint64_t)w->K, N = (uint64_t)td_fp8_rows(w->N), P = (uint64_t)g->pairs;
-    const uint64_t padded = (P + 3) / 4 * 4;
+    const uint64_t K = (uint64_t)w->K, N = (uint64_t)td_fp8_rows(w->N),
+                   R = (uint64_t)td_fp8_most_rows(g->pairs, w->E);
     const td_tensor ta = {g->a,
                           CU_TENSOR_MAP_DATA_TYPE_UINT8,
                           2,
                           true,
-                          {K, P},
+                          {K, R},
                           {0, (uint64_t)td_fp8_pitch(w->K)},
                           {128, TD_FP8_ROWS / CLUSTER}};
     const td_tensor tb = {
         w->mem.ptr,    CU_TENSOR_MAP_DATA_TYPE_UINT8,  3, true, {K, N, (uint64_t)w->E},
         {0, K, N * K}, {128, TD_FP8_COLS / CLUSTER, 1}};
-    const td_tensor ts = {g->a_scale,      CU_TENSOR_MAP_DATA_TYPE_FLOAT32,         2,
-                          false,           {padded, (uint64_t)td_fp8_blocks(w->K)}, {0, padded * 4},
+    const td_tensor ts = {g->a_scale,      CU_TENSOR_MAP_DATA_TYPE_FLOAT32,    2,
+                          false,           {R, (uint64_t)td_fp8_blocks(w->K)}, {0, R * 4},
                           {TD_FP8_ROWS, 1}};
     td_status st = td_tensor_map(&ta, a, err);
 
@@ -43,6 +43,8 @@ template <bool GATE_UP> td_status launch(cudaStream_t stream, const td_fp8_gemm 
     const auto kernel = fp8::gemm_kernel<GATE_UP, CLUSTER, STAGES>;
     const size_t shared = sizeof(fp8::gemm_smem<STAGES>) + 1023; /* brought to a 1024 boundary */
     const fp8::gemm_params p = {g->row_start,
+                                g->rows,
+
                                 g->unit_start,
                                 (const float *)((const char *)w->mem.ptr + l.scale),
                                 g->bias,

@@ -12,12 +12,12 @@ extern "C" {
 enum { TD_FP8_CLUSTER = 2 }; /* blocks that share what they fetch; the plan counts by it */
 
 typedef struct td_fp8_gemm {
-    const uint8_t *a;     /* [pairs, pitch(K)] */
-    const float *a_scale; /* [KB][pairs, padded to 4]; NULL for down: 1 / h_scale */
-    const td_matrix *w;   /* [E][N, K] */
-    const float *bias;    /* [E * N] or NULL */
-    const int32_t *row_start, *unit_start; /* [E + 1], on the device */
-    int64_t pairs; /* rows of a, at least; those of experts are in row_start */
+    const uint8_t *a;                             /* [R, pitch(K)] */
+    const float *a_scale;                         /* [KB][R]; NULL for down: 1 / h_scale */
+    const td_matrix *w;                           /* [E][N, K] */
+    const float *bias;                            /* [E * N] or NULL */
+    const int32_t *row_start, *rows, *unit_start; /* of the plan */
+    int64_t pairs;
     void *out;
     int64_t out_pitch; /* bytes */
     float h_scale, limit;

@@ -186,7 +186,8 @@ __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap *m)
 {
     asm volatile("prefetch.tensormap [%0];\n" ::"l"(m) : "memory");
 }
-/* A box of the tensor whose first element is (c0, c1[, c2]), c0 along the contiguous side. */
+/* A box of the tensor whose first element is (c0, c1[, c2]), c0 along the contiguous side. c0 times
+ * the element's size must be a multiple of 16; otherwise this is an illegal instruction. */
 __device__ __forceinline__ void cp_async_tensor_2d(uint32_t dst, const CUtensorMap *m, int c0,
                                                    int c1, uint32_t bar, uint64_t hint)
 {
