@@ -19,6 +19,7 @@
 #include "common/log.h"
 #include "common/pb_arena.h"
 #include "common/protocol.h"
+#include "common/worker_impl.h"
 
 enum { ID_BYTES = 96, URL_BYTES = 160, ROUTER_ID_BYTES = 96 };
 
@@ -471,6 +472,7 @@ td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
         goto fail;
     }
     w->reporter_started = true;
+    worker_faults_begin();
     td_info("worker_started", "id=%s rpc=%s routers=%d admin_port=%u incarnation=%016llx", w->id,
             w->url, w->n_links, w->admin ? td_http_admin_port(w->admin) : 0,
             (unsigned long long)w->incarnation);

@@ -277,7 +277,6 @@ td_status td_worker_load_model(const td_worker_options *opt, const td_worker_nee
                 mo.tp, mo.ep, mo.ops->name, mo.experts == TD_EXPERTS_FP8 ? "fp8" : "mxfp4",
                 td_kv_dtype_words[mo.kv_dtype], (long long)(t1 - t0) / 1000,
                 (long long)(t2 - t1) / 1000, (long long)(td_now_us() - t2) / 1000);
-        worker_faults_begin();
     } else {
         td_wrap(err, "loading %s", opt->model);
         *model = NULL;
