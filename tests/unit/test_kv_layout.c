@@ -53,6 +53,23 @@ static void test_kv_layout_offset_matches_an_address_worked_out_by_hand(void **s
                      td_kv_head_stride(&g, 3) * 2);
 }
 
+/* One byte an element: half of bf16's in every number. */
+static void test_kv_layout_e4m3_is_a_byte_an_element(void **state)
+{
+    (void)state;
+    td_model_config c = gpt_oss_20b();
+    td_kv_geometry bf16 = geometry(4, 1000, 10, 2), g;
+
+    assert_int_equal(td_kv_geometry_init(&g, &c, 4, TD_KV_E4M3, 1000, 10, 2, NULL), TD_OK);
+    assert_int_equal(g.elt_bytes, 1);
+    assert_int_equal(2 * g.region_bytes, bf16.region_bytes);
+    assert_int_equal(2 * td_kv_offset(&g, 3, 1, 1, 7, 5), td_kv_offset(&bf16, 3, 1, 1, 7, 5));
+    assert_int_equal(2 * td_kv_transfer_bytes(&g, 1000), td_kv_transfer_bytes(&bf16, 1000));
+    /* 8 heads of 64, keys and values: 1000 rows of 12 full layers, 127 of 12 window layers */
+    assert_int_equal(td_kv_transfer_bytes(&g, 1000), 2 * 8 * 64 * 12 * (1000 + 127));
+    assert_int_not_equal(td_kv_wire_hash(&g), td_kv_wire_hash(&bf16));
+}
+
 /* Every row of the region has exactly one address, and together they fill it. */
 static void test_kv_layout_offset_covers_the_region_once(void **state)
 {
@@ -169,6 +186,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kv_layout_offset_matches_an_address_worked_out_by_hand),
+        cmocka_unit_test(test_kv_layout_e4m3_is_a_byte_an_element),
         cmocka_unit_test(test_kv_layout_offset_covers_the_region_once),
         cmocka_unit_test(test_kv_layout_window_keeps_what_the_next_query_sees),
         cmocka_unit_test(test_kv_layout_transfer_bytes_is_the_formula),

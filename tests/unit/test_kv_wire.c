@@ -13,6 +13,7 @@
 #include "common/hash.h"
 #include "common/kv_push.h"
 #include "common/kv_wire.h"
+#include "tests/unit/kv_one.h"
 #include "tests/unit/kv_pair.h"
 
 #include <pthread.h>
@@ -359,117 +360,11 @@ static void test_kv_wire_source_close_ends_pushes_that_are_open(void **state)
 
 /* ------------------------------------------------------------------ both ends in one process */
 
-typedef struct one_process {
-    kv_world w;
-    unsigned char *src, *dst;
-    td_kv_sink *sink;
-    td_kv_source *source;
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    td_kv_notice notice;
-    td_status status;
-    int n_notices, n_done;
-} one_process;
-
-static void one_on_notice(void *user, const td_kv_notice *n)
-{
-    one_process *o = user;
-
-    pthread_mutex_lock(&o->mutex);
-    o->notice = *n;
-    o->n_notices++;
-    pthread_cond_broadcast(&o->changed);
-    pthread_mutex_unlock(&o->mutex);
-}
-
-static void one_on_done(void *user, const td_kv_push_result *r)
-{
-    one_process *o = user;
-
-    pthread_mutex_lock(&o->mutex);
-    o->status = r->status;
-    o->n_done++;
-    pthread_cond_broadcast(&o->changed);
-    pthread_mutex_unlock(&o->mutex);
-}
-
-static void one_wait(one_process *o, const int *count)
-{
-    struct timespec until;
-
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += PATIENCE_US / TD_USEC_PER_SEC;
-    pthread_mutex_lock(&o->mutex);
-    while (*count == 0)
-        assert_int_equal(pthread_cond_timedwait(&o->changed, &o->mutex, &until), 0);
-    pthread_mutex_unlock(&o->mutex);
-}
-
-static one_process *one_start(void)
-{
-    one_process *o = calloc(1, sizeof *o);
-    kv_scenario s = scenario("auto", 1, 1);
-    td_kv_wire_options opt = {.stall_us = PATIENCE_US};
-
-    s.n_requests = 1;
-    s.min_tokens = 300;
-    kv_world_init(&o->w, &s);
-    o->src = kv_world_src_region(&o->w, 0);
-    o->dst = kv_world_dst_region(&o->w);
-    pthread_mutex_init(&o->mutex, NULL);
-    pthread_cond_init(&o->changed, NULL);
-    td_kv_region src = {.base = o->src, .bytes = o->w.src.region_bytes},
-                 dst = {.base = o->dst, .bytes = o->w.dst.region_bytes};
-    assert_int_equal(td_kv_sink_open(&opt, td_kv_wire_hash(&o->w.dst), &dst, 1, one_on_notice, o,
-                                     &o->sink, NULL),
-                     TD_OK);
-    assert_int_equal(td_kv_source_open(&opt, &o->w.src, 0, &src, &o->source, NULL), TD_OK);
-    return o;
-}
-
-static void one_stop(one_process *o)
-{
-    td_kv_source_close(o->source);
-    td_kv_sink_close(o->sink);
-    free(o->src);
-    free(o->dst);
-    kv_world_free(&o->w);
-    pthread_cond_destroy(&o->changed);
-    pthread_mutex_destroy(&o->mutex);
-    free(o);
-}
-
-static td_kv_push_params one_params(one_process *o)
-{
-    const kv_request *q = &o->w.req[0];
-
-    return (td_kv_push_params){
-        .request = 1,
-        .n_tokens = q->n_tokens,
-        .pages = q->src_pages,
-        .n_pages = q->n_pages,
-        .ring = q->src_ring,
-        .worker_id = TD_SLICE("here"),
-        .incarnation = 1,
-        .descriptor = td_kv_sink_descriptor(o->sink),
-        .dst_tp = 1,
-        .dst_n_pages = o->w.dst.n_pages,
-        .dst_n_rings = o->w.dst.n_rings,
-        .dst_ring_pages = o->w.dst.ring_pages,
-        .dst_extents = q->dst_extents,
-        .dst_n_extents = q->n_extents,
-        .dst_ring = q->dst_ring,
-        .lease_deadline = TD_USEC_NEVER,
-        .on_done = one_on_done,
-        .user = o,
-    };
-}
-
 static void test_kv_wire_works_within_one_process(void **state)
 {
     (void)state;
-    one_process *o = one_start();
-    td_kv_push_params a = one_params(o);
+    one_process *o = one_start(NULL, 1);
+    td_kv_push_params a = one_params(o, 0);
     const kv_expect landed = KV_LANDED;
     td_kv_push *push;
 
@@ -478,8 +373,8 @@ static void test_kv_wire_works_within_one_process(void **state)
         td_kv_push_layer(push, 0, layer, 0, a.n_tokens, NULL);
     td_kv_push_finish(push, TD_OK, 5, 0);
     td_kv_push_free(push); /* on_done comes all the same */
-    one_wait(o, &o->n_done);
-    one_wait(o, &o->n_notices);
+    one_wait(o, &o->n_done, 1);
+    one_wait(o, &o->n_notices, 1);
     assert_int_equal(o->status, TD_OK);
     assert_int_equal(o->notice.first_token, 5);
     td_kv_sink_settle(o->sink);
@@ -490,8 +385,8 @@ static void test_kv_wire_works_within_one_process(void **state)
 static void test_kv_push_open_refuses_a_destination_that_does_not_fit(void **state)
 {
     (void)state;
-    one_process *o = one_start();
-    const td_kv_push_params good = one_params(o);
+    one_process *o = one_start(NULL, 1);
+    const td_kv_push_params good = one_params(o, 0);
     const td_kv_extent outside = {o->w.dst.n_pages - 1, 100};
     char damaged[4096];
     td_kv_push *push = NULL;
