@@ -9,7 +9,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-TESTS=(test_ops_attn test_ops_comm test_ops_dense test_ops_experts test_model_backends test_model_ranks)
+TESTS=(test_ops_attn test_ops_comm test_ops_dense test_ops_experts test_ops_sample test_model_backends test_model_ranks)
 
 # run_tests DIR: the programs in DIR, and what they report.
 run_tests() {
