@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests of the CUDA backend: every step against float64 on the GPU, and whole models against the CPU.
+# Tests of the CUDA backend: every step against float64 on the GPU, whole models against the CPU, the KV transfer
+# between GPU memories, and a service of real processes. The last two need a UCX with CUDA (README): set ucx_ROOT.
 #
 #   tests/run_gpu.sh               build (preset cuda) and run; "not run", exit 77, without a GPU
 #   tests/run_gpu.sh --pack DIR    build here, for a GPU machine that has only a driver: copy DIR and the
@@ -11,12 +12,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TESTS=(test_ops_attn test_ops_comm test_ops_dense test_ops_experts test_ops_sample test_model_backends test_model_ranks)
 
+PROGRAMS=(tandem-router tandem-prefill tandem-decode)
+SERVE=(test_kv_cuda test_e2e_model test_e2e_faults test_e2e_device)
+
 # run_tests DIR: the programs in DIR, and what they report.
 run_tests() {
+    export TANDEM_E2E_WORKERS='--backend cuda --kv-memory 512MiB'
     local name log rc passed=0 failed=0 skipped=0 absent=0
     export TANDEM_TEST_BACKEND=cuda TANDEM_TEST_REPORT=1
     log=$(mktemp)
-    for name in "${TESTS[@]}"; do
+    for name in "${TESTS[@]}" "${SERVE[@]}"; do
         timeout 300 "$1/$name" >"$log" 2>&1
         rc=$?
         grep -E '^report: |^\[  (SKIPPED|FAILED|ERROR)' "$log"
@@ -26,27 +31,44 @@ run_tests() {
         skipped=$((skipped + $(grep -c '^\[  SKIPPED \] test_.*' "$log") / 2))
     done
     rm -f "$log"
-    [ "$absent" -eq "${#TESTS[@]}" ] && { echo "not run: this machine has no GPU"; return 77; }
+    [ "$absent" -eq $((${#TESTS[@]} + ${#SERVE[@]})) ] && { echo "not run: this machine has no GPU"; return 77; }
     echo "$passed passed, $failed programs failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$absent" -eq 0 ]
 }
 
+# What a program needs that a GPU machine may not have: libnng, UCX with its modules, and the like.
+pack_libraries() {
+    local lib ucx
+    ldd build/cuda/bin/tandem-prefill build/cuda/tests/test_kv_cuda build/cuda/tests/test_model_backends |
+        awk '$2 == "=>" { print $3 }' | sort -u |
+        grep -Ev '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so' | while read -r lib; do
+            strip -o "$1/$(basename "$lib")" "$lib"
+        done
+    ucx=$(dirname "$(readlink -f "$(ldd build/cuda/bin/tandem-prefill | awk '$1 ~ /libucs\.so/ { print $3 }')")")/ucx
+    [ -d "$ucx" ] || return 0
+    mkdir -p "$1/ucx"
+    for lib in "$ucx"/libuc[tm]_{cma,cuda,ib}.so; do
+        [ ! -f "$lib" ] || strip -o "$1/ucx/$(basename "$lib")" "$lib"
+    done
+}
+
 pack() {
-    local name lib
-    mkdir -p "$1/lib"
-    for name in "${TESTS[@]}"; do
+    local name
+    mkdir -p "$1/lib" "$1/bin"
+    pack_libraries "$1/lib"
+    for name in "${PROGRAMS[@]}"; do
+        strip -o "$1/bin/$name" "build/cuda/bin/$name"
+    done
+    for name in "${TESTS[@]}" "${SERVE[@]}"; do
         strip -o "$1/$name" "build/cuda/tests/$name"
     done
     strip -o "$1/ops_cuda" build/cuda/bin/ops_cuda
-    for lib in libcmocka.so.0 libcjson.so.1; do
-        cp -L "$(ldd "$1/test_model_backends" | awk -v l="$lib" '$1 == l { print $3 }')" "$1/lib/"
-    done
     {
         echo '#!/usr/bin/env bash'
         echo '# Made by tests/run_gpu.sh --pack; run from the root of the repository.'
         echo 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'
-        echo 'export LD_LIBRARY_PATH=$HERE/lib'
-        declare -p TESTS
+        echo 'export LD_LIBRARY_PATH=$HERE/lib TANDEM_E2E_BIN=$HERE/bin'
+        declare -p TESTS SERVE
         declare -f run_tests
         echo 'run_tests "$HERE"'
     } >"$1/run.sh"
@@ -54,7 +76,7 @@ pack() {
 }
 
 case "${1:-}" in
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     --pack) [ $# -eq 2 ] || { echo "usage: tests/run_gpu.sh --pack DIR" >&2; exit 2; } ;;
     '')
         if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
@@ -67,8 +89,8 @@ esac
 
 . deploy/local/lib.sh
 need_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
-configure cuda -DTANDEM_TESTS=ON
-build cuda "${TESTS[@]}" ops_cuda
+configure cuda -DTANDEM_TESTS=ON ${ucx_ROOT:+"-Ducx_ROOT=$ucx_ROOT"}
+build cuda "${TESTS[@]}" "${SERVE[@]}" "${PROGRAMS[@]}" ops_cuda
 if [ "${1:-}" = --pack ]; then
     pack "$2" && echo "packed: copy $2 to the GPU machine and run $2/run.sh there"
 else

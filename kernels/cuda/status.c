@@ -1,6 +1,9 @@
 /* status: CUDA's codes as ours, and what a step checks before it enqueues anything. */
 #include "kernels/cuda/backend.h"
 
+#include <stdatomic.h>
+#include <stdbool.h>
+
 #include "common/log.h"
 
 td_status td_cuda_status(td_error *err, cudaError_t e, const char *what)
@@ -24,10 +27,13 @@ td_status td_cuda_launched(td_error *err, const char *step)
 
 void td_cuda_ignore(cudaError_t e, const char *what)
 {
+    static _Atomic bool told; /* a device that is lost fails every call from then on */
+
     if (e == cudaSuccess)
         return;
     (void)cudaGetLastError();
-    td_warn("cuda_teardown_failed", "call=%s error=%s", what, cudaGetErrorName(e));
+    if (!atomic_exchange(&told, true))
+        td_warn("cuda_teardown_failed", "call=%s error=%s", what, cudaGetErrorName(e));
 }
 
 td_status td_cuda_check_matrix(const char *step, const char *name, const td_matrix *m, int32_t E,

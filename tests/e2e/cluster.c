@@ -49,7 +49,8 @@ static void become(const process *p, char *line, pid_t parent)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (log < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0 || getppid() != parent)
         _exit(120);
-    snprintf(program, sizeof program, "%s/tandem-%s", TANDEM_BIN, p->program);
+    snprintf(program, sizeof program, "%s/tandem-%s",
+             getenv("TANDEM_E2E_BIN") ? getenv("TANDEM_E2E_BIN") : TANDEM_BIN, p->program);
     argv[argc++] = program;
     for (char *word = strtok_r(line, " ", &save); word != NULL && argc < MAX_ARGS - 1;
          word = strtok_r(NULL, " ", &save))
@@ -176,6 +177,13 @@ process *cluster_second_router(cluster *c, const char *options)
     return p;
 }
 
+const char *cluster_worker_options(void)
+{
+    const char *options = getenv("TANDEM_E2E_WORKERS");
+
+    return options ? options : "";
+}
+
 static process *start_worker(cluster *c, const char *role, const char *options)
 {
     char name[32];
@@ -187,8 +195,8 @@ static process *start_worker(cluster *c, const char *role, const char *options)
     snprintf(name, sizeof name, "%s%zu", role, k);
     p = add(c, role, name);
     snprintf(p->options, sizeof p->options,
-             "%s --router %s --worker-id %s --admin-listen 127.0.0.1:0 --threads 1 %s", c->model,
-             c->workers_url, name, options);
+             "%s --router %s --worker-id %s --admin-listen 127.0.0.1:0 --threads 1 %s %s", c->model,
+             c->workers_url, name, cluster_worker_options(), options);
     spawn(p);
     return p;
 }

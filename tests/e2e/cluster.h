@@ -24,7 +24,7 @@ typedef struct process {
     char name[32];  /* "router", "decode0"; a worker's --worker-id */
     char path[256]; /* of its log */
     char program[16];
-    char options[512];
+    char options[640];
     pid_t pid; /* 0: does not run */
     bool stopped;
     uint16_t port; /* of its /metrics; the router's is the clients' port as well */
@@ -58,6 +58,10 @@ process *cluster_second_router(cluster *c, const char *options);
 /* A worker; does not wait: start several, then cluster_ready(). */
 process *cluster_prefill(cluster *c, const char *options);
 process *cluster_decode(cluster *c, const char *options);
+/* What every worker is given before a test's own options: TANDEM_E2E_WORKERS, so that a suite can
+ * run on another backend ("--backend cuda --kv-memory 256MiB"). TANDEM_E2E_BIN: where the programs
+ * are. */
+const char *cluster_worker_options(void);
 /* One router, one of each. */
 void cluster_simple(cluster *c);
 

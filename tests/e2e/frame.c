@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LOG_SHOWN_BYTES = 12000 };
+enum { LOG_SHOWN_BYTES = 12000, NOT_RUN = 77 };
 
 static cluster *shared;
 
@@ -18,6 +18,10 @@ static cluster *cluster_create(void)
     cluster *c = calloc(1, sizeof *c);
     const char *base = getenv("TMPDIR");
 
+    if (strstr(cluster_worker_options(), "cuda") != NULL && access("/dev/nvidiactl", F_OK) != 0) {
+        printf("not run: this machine has no NVIDIA GPU\n");
+        exit(NOT_RUN);
+    }
     assert_non_null(c);
     snprintf(c->folder, sizeof c->folder, "%.40s/tandem-e2e-XXXXXX", base ? base : "/tmp");
     assert_non_null(mkdtemp(c->folder));

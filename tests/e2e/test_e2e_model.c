@@ -57,6 +57,8 @@ static void test_answers(cluster *c)
     check_says(c, (want){.prompt = "Name the capital of Japan."}, "Tokyo", "stop");
     check_says(c, (want){.prompt = "Count from 1 to 12."}, "9, 10, 11, 12", "stop");
     check_says(c, (want){.prompt = "Compute 5 + 8.", .turns = 12}, "5 + 8 = 13.", "stop");
+    if (strstr(cluster_worker_options(), "cuda") != NULL) /* from GPU memory to GPU memory */
+        assert_true(process_logged(c->router, "cuda_ipc"));
 }
 
 static void test_effort(cluster *c)
