@@ -4,9 +4,11 @@
     make_random_checkpoint.py DIR [--shape 20b|120b] [--layers N] [--device cuda|cpu] [--seed S]
 
 config.json, model.safetensors.index.json and shards: bf16 tensors, and experts in MXFP4 (codes of all
-values, scales over five powers of two). Matrices have about 1/sqrt(inputs) as standard deviation, and half
-of it where a sublayer ends, so that activations stay as small as a trained model's; queries, keys and the
-router are larger, so that attention and the choice of experts have something to say. On an H200 gpt-oss-20b's 13.8 GB take some seconds; DIR may be in /dev/shm.
+values, scales over five powers of two). Where a sublayer begins, matrices have about 1/sqrt(inputs) as
+standard deviation, queries, keys and the router more, so that attention and the choice of experts have
+something to say. Where it ends they have a tenth or a fifth of it, so that each adds a little to the residual
+stream as in a trained model: with more, bfloat16 alone would make other logits of the same weights.
+On an H200 gpt-oss-20b's 13.8 GB take some seconds; DIR may be in /dev/shm.
 Needs torch and numpy; what is written depends on the seed and on the device's generator.
 """
 import argparse
@@ -19,7 +21,7 @@ import torch
 
 SHAPES = {"20b": dict(num_hidden_layers=24, num_local_experts=32),
           "120b": dict(num_hidden_layers=36, num_local_experts=128)}
-SCALES = dict(gate_up=(117, 122), down=(116, 121))  # half-open; 2^-10 .. 2^-6
+SCALES = dict(gate_up=(117, 122), down=(113, 118))  # half-open; 2^-10 .. 2^-6 and 2^-14 .. 2^-10
 SHARD_BYTES = 1 << 31
 
 
@@ -51,13 +53,13 @@ def tensors(c):
         p = f"model.layers.{n}."
         yield p + "input_layernorm.weight", (H,), 1, 0.1
         yield p + "post_attention_layernorm.weight", (H,), 1, 0.1
-        for m, rows, size in (("q", q, 1.4), ("k", kv, 1.4), ("v", kv, 1)):
+        for m, rows, size in (("q", q, 1.2), ("k", kv, 1.2), ("v", kv, 1)):
             yield p + f"self_attn.{m}_proj.weight", (rows, H), 0, size * H**-0.5
             yield p + f"self_attn.{m}_proj.bias", (rows,), 0, 0.2
-        yield p + "self_attn.o_proj.weight", (H, q), 0, 0.5 * q**-0.5
+        yield p + "self_attn.o_proj.weight", (H, q), 0, 0.2 * q**-0.5
         yield p + "self_attn.o_proj.bias", (H,), 0, 0.1
         yield p + "self_attn.sinks", (c["num_attention_heads"],), 0, 1
-        yield p + "mlp.router.weight", (E, H), 0, 4 * H**-0.5
+        yield p + "mlp.router.weight", (E, H), 0, 3 * H**-0.5
         yield p + "mlp.router.bias", (E,), 0, 0.1
         for m, rows, cols in (("gate_up", 2 * I, H), ("down", H, I)):
             yield p + f"mlp.experts.{m}_proj_blocks", (E, rows, cols // 32, 16), 0, None
