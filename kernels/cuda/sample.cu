@@ -18,9 +18,10 @@
  *
  * Greedy rows end after the largest logit. Bound: reading the logits, 4 V bytes a row, then the
  * double-precision arithmetic of the weights; with few rows, the latency of the barriers. On an
- * H200, vocabulary 201088 (bench/ops_cuda, 2026-11-30): greedy 8 us for 1 row and 35 us, a third of
- * what HBM could read, for 64; drawn with top_p from a flat distribution, where nearly all tokens
- * are in the head, 53 us and 233 us; from one like a language model's, 37 us and 127 us. */
+ * H200, vocabulary 201088 (bench/ops_cuda has these steps): greedy 7 us for 1 row and 29 us for 64,
+ * 41% of what HBM could read; drawn with top_p from logits of which most are far below the best, as
+ * a model's are, 29 us and 105 us; from normal ones of deviation 3, 45 us and 172 us; with 20 top
+ * log-probabilities 30 us and 105 us more. Flatter distributions cost more: all is in the head. */
 #include "kernels/cuda/backend.h"
 
 #include <cooperative_groups.h>
@@ -29,7 +30,7 @@
 namespace cg = cooperative_groups;
 
 enum { CLUSTER = 8, THREADS = 512, WARPS = THREADS / 32, BINS = THREADS, GATHER = 256 };
-enum { UNIT_BITS = 44 };
+enum { UNIT_BITS = 44, TOP_KEYS = 1024 };
 
 /* Distances, in powers of two. Beyond LIMIT a weight would round to 0. */
 static constexpr double HEAD = 12, LIMIT = UNIT_BITS + 0.998;
@@ -55,6 +56,7 @@ struct block_memory {
         struct { /* what is left at the end of a search, in block 0 */
             u64 key[GATHER], key_weight[GATHER];
         };
+        u64 top_keys[TOP_KEYS]; /* among which a block's largest logits are */
     };
     td_sample_row p;
     stats warp[WARPS];
@@ -63,7 +65,8 @@ struct block_memory {
     u64 top[TD_TOP_LOGPROBS];
     u64 weight_before, count_before; /* of the bin that was chosen */
     u64 found_sum, found_key;
-    uint32_t bin, n_gathered;
+    uint32_t n_gathered[2]; /* of block 0, alternated */
+    uint32_t bin, n_top_keys;
 };
 
 /* What a thread carries from step to step. */
@@ -73,6 +76,7 @@ struct row_state {
     const float *l; /* this block's part of the row */
     int first, n;   /* tokens first .. first + n */
     unsigned turn;  /* of m->block */
+    unsigned tries; /* of m->n_gathered */
     float best;
     double bits; /* powers of two in a logit */
 };
@@ -304,24 +308,29 @@ struct found {
     u64 key;
 };
 
-/* The last step: the tokens of the subset, at most GATHER, side by side in block 0. */
-__device__ static found find_among(row_state &r, const subset &s, u64 threshold, bool by_count,
-                                   u64 weight, u64 count)
+/* The end of a search: the tokens of the subset side by side in block 0. False: there are more than
+ * GATHER. */
+__device__ static bool find_among(row_state &r, const subset &s, u64 threshold, bool by_count,
+                                  u64 weight, u64 count, found *f)
 {
     block_memory *m = r.m, *zero = r.cluster.map_shared_rank(m, 0);
-    found f;
+    const unsigned turn = r.tries++ % 2;
 
     for (int i = threadIdx.x; i < r.n; i += THREADS)
         if (contains(r, s, i)) {
-            const uint32_t at = atomicAdd(&zero->n_gathered, 1u);
+            const uint32_t at = atomicAdd(&zero->n_gathered[turn], 1u);
 
-            zero->key[at] = key_of(r.l[i], r.first + i);
-            zero->key_weight[at] = weight_of(distance(r, r.l[i]));
+            if (at < GATHER) {
+                zero->key[at] = key_of(r.l[i], r.first + i);
+                zero->key_weight[at] = weight_of(distance(r, r.l[i]));
+            }
         }
     r.cluster.sync();
-    if (r.cluster.block_rank() == 0 && threadIdx.x < m->n_gathered) {
+    const int n = (int)zero->n_gathered[turn];
+    if (r.cluster.block_rank() == 0 && threadIdx.x == 0)
+        m->n_gathered[turn ^ 1] = 0; /* last read before this barrier, next used after another */
+    if (n <= GATHER && r.cluster.block_rank() == 0 && (int)threadIdx.x < n) {
         const u64 key = m->key[threadIdx.x], own = m->key_weight[threadIdx.x];
-        const int n = m->n_gathered;
 
         for (int i = 0; i < n; i++) {
             const bool before = m->key[i] < key;
@@ -336,9 +345,9 @@ __device__ static found find_among(row_state &r, const subset &s, u64 threshold,
         }
     }
     r.cluster.sync();
-    f.sum = zero->found_sum;
-    f.key = zero->found_key;
-    return f;
+    f->sum = zero->found_sum;
+    f->key = zero->found_key;
+    return n <= GATHER;
 }
 
 /* The first token in order at which the count of tokens, or the sum of weights, is at least
@@ -367,18 +376,17 @@ __device__ static found find(row_state &r, const totals &t, u64 threshold, bool 
     for (;;) {
         const u64 weight = m->weight_before, count = m->count_before;
         stats v = {NO_KEY, 0, 0, 0};
+        found f;
 
-        if (threadIdx.x == 0)
-            m->n_gathered = 0; /* read last before a barrier of the cluster; the next one follows */
+        if (find_among(r, s, threshold, by_count, weight, count, &f))
+            return f;
         for (int i = threadIdx.x; i < r.n; i += THREADS)
             if (contains(r, s, i)) {
                 const u64 key = key_of(r.l[i], r.first + i);
 
-                v = merge(v, {key, key, 0, 1});
+                v = merge(v, {key, key, 0, 0});
             }
         v = reduce(r, v);
-        if (v.count <= GATHER)
-            return find_among(r, s, threshold, by_count, weight, count);
         s = subset_of_keys(v.least, v.most);
         /* Keys differ in at most 64 - clz bits; the first nine of those choose the bin. */
         const int shift = max(0, 64 - __clzll((long long)(s.least ^ s.most)) - 9);
@@ -415,25 +423,68 @@ __device__ static u64 next_key(const row_state &r, bool any, u64 after)
     return least;
 }
 
-/* This block's `want` smallest keys, in order, then NO_KEY. Each thread brings its smallest; the
- * one whose key was taken brings its next. */
+/* The smallest of the block's. */
+__device__ static u64 block_least(block_memory *m, u64 least)
+{
+    for (int o = 16; o > 0; o /= 2)
+        least = min(least, __shfl_xor_sync(~0u, least, o));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        m->warp[threadIdx.x / 32].least = least;
+    __syncthreads();
+    least = m->warp[threadIdx.x % WARPS].least;
+    for (int o = WARPS / 2; o > 0; o /= 2)
+        least = min(least, __shfl_xor_sync(~0u, least, o));
+    return least;
+}
+
+/* This block's `want` smallest keys, in order, then NO_KEY. They are among the tokens up to the
+ * want-th smallest of the threads' smallest: hardly more than those in practice. */
 __device__ static void block_top(row_state &r, int want)
 {
     block_memory *m = r.m;
-    u64 mine = next_key(r, true, 0);
+    const u64 smallest = next_key(r, true, 0);
+    u64 mine = smallest, bound = 0;
 
     for (int i = 0; i < want; i++) {
-        u64 least = mine;
+        bound = block_least(m, mine);
+        mine = mine == bound ? NO_KEY : mine;
+    }
+    if (threadIdx.x == 0)
+        m->n_top_keys = 0;
+    if (threadIdx.x < TD_TOP_LOGPROBS)
+        m->top[threadIdx.x] = NO_KEY;
+    __syncthreads();
+    if (smallest <= bound)
+        for (int i = threadIdx.x; i < r.n; i += THREADS) {
+            const u64 key = key_of(r.l[i], r.first + i);
 
-        for (int o = 16; o > 0; o /= 2)
-            least = min(least, __shfl_xor_sync(~0u, least, o));
-        __syncthreads();
-        if (threadIdx.x % 32 == 0)
-            m->warp[threadIdx.x / 32].least = least;
-        __syncthreads();
-        least = m->warp[threadIdx.x % WARPS].least;
-        for (int o = WARPS / 2; o > 0; o /= 2)
-            least = min(least, __shfl_xor_sync(~0u, least, o));
+            if (r.l[i] == r.l[i] && key <= bound) {
+                const uint32_t at = atomicAdd(&m->n_top_keys, 1u);
+
+                if (at < TOP_KEYS)
+                    m->top_keys[at] = key;
+            }
+        }
+    __syncthreads();
+    const int n = (int)m->n_top_keys;
+    if (n <= TOP_KEYS) {
+        for (int j = threadIdx.x; j < n; j += THREADS) {
+            const u64 key = m->top_keys[j];
+            int rank = 0;
+
+            for (int i = 0; i < n; i++)
+                rank += m->top_keys[i] < key;
+            if (rank < want)
+                m->top[rank] = key;
+        }
+        return;
+    }
+    /* Too many, in runs of rising logits: one by one, each thread's next when its own was taken. */
+    mine = smallest;
+    for (int i = 0; i < want; i++) {
+        const u64 least = block_least(m, mine);
+
         if (threadIdx.x == 0)
             m->top[i] = least;
         if (mine == least && mine != NO_KEY)
@@ -618,13 +669,15 @@ static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS
     __shared__ block_memory m;
     const int row = blockIdx.y;
     const td_sample_row &p = m.p;
-    row_state r = {cg::this_cluster(), &m, l, 0, 0, 0, 0, 0};
+    row_state r = {cg::this_cluster(), &m, l, 0, 0, 0, 0, 0, 0};
     const bool first_block = r.cluster.block_rank() == 0;
     double log_sum = 0;
     int n_top = -1, chosen;
     float best = 0;
     u64 key;
 
+    if (threadIdx.x < 2)
+        m.n_gathered[threadIdx.x] = 0; /* a reduction comes before they are used */
     if (threadIdx.x < sizeof p / 4)
         ((uint32_t *)&m.p)[threadIdx.x] = ((const uint32_t *)&rows[row])[threadIdx.x];
     __syncthreads();

@@ -457,6 +457,31 @@ static void test_sample_follows_the_exact_probabilities(void **state)
                  (td_sampling){.temperature = 0.8f, .top_p = 0.95f, .top_k = 60, .seed = 9});
 }
 
+/* The largest logits in few of every 512, as a backend's threads may go through them, and rising:
+ * each thread has many. */
+static void test_sample_reports_top_logits_that_come_in_stripes(void **state)
+{
+    enum { WIDE = 400000 };
+    harness *h = *state;
+    batch *b = make_batch(h, 2, WIDE);
+    float *work = host_floats(h, WIDE);
+    int32_t *scratch = (int32_t *)(void *)host_floats(h, WIDE);
+
+    for (int32_t i = 0; i < b->n; i++) {
+        for (int32_t j = 0; j < WIDE; j++)
+            b->logits[i * WIDE + j] =
+                (float)(j % 512 < 20 ? (double)j / WIDE : -1 - (double)(j % 997) / 1000);
+        b->s[i] = (td_sampling){.temperature = (float)i,
+                                .top_p = 0.5f,
+                                .seed = 3,
+                                .logprobs = true,
+                                .top_logprobs = TD_TOP_LOGPROBS};
+    }
+    run(h, b, 0, b->n);
+    assert_true(check_rows(b, work, scratch) <= 1);
+    harness_clear(h);
+}
+
 static void test_sample_skips_padding(void **state)
 {
     harness *h = *state;
@@ -567,6 +592,7 @@ int main(void)
         cmocka_unit_test(test_sample_chooses_what_td_sample_chooses),
         cmocka_unit_test(test_sample_does_not_depend_on_the_batch),
         cmocka_unit_test(test_sample_follows_the_exact_probabilities),
+        cmocka_unit_test(test_sample_reports_top_logits_that_come_in_stripes),
         cmocka_unit_test(test_sample_skips_padding),
         cmocka_unit_test(test_edit_sets_its_words_only),
         cmocka_unit_test(test_graph_replays_with_new_inputs),
