@@ -62,7 +62,9 @@ pack() {
     for name in "${TESTS[@]}" "${SERVE[@]}"; do
         strip -o "$1/$name" "build/cuda/tests/$name"
     done
-    strip -o "$1/ops_cuda" build/cuda/bin/ops_cuda
+    for name in bench_model ops_cuda; do
+        strip -o "$1/$name" "build/cuda/bin/$name"
+    done
     {
         echo '#!/usr/bin/env bash'
         echo '# Made by tests/run_gpu.sh --pack; run from the root of the repository.'
