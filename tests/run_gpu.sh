@@ -92,7 +92,7 @@ esac
 . deploy/local/lib.sh
 need_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
 configure cuda -DTANDEM_TESTS=ON ${ucx_ROOT:+"-Ducx_ROOT=$ucx_ROOT"}
-build cuda "${TESTS[@]}" "${SERVE[@]}" "${PROGRAMS[@]}" ops_cuda
+build cuda "${TESTS[@]}" "${SERVE[@]}" "${PROGRAMS[@]}" bench_model ops_cuda
 if [ "${1:-}" = --pack ]; then
     pack "$2" && echo "packed: copy $2 to the GPU machine and run $2/run.sh there"
 else
