@@ -11,9 +11,6 @@
 #include "common/kv_wire.h"
 #include "common/worker_impl.h"
 
-/* What --expert-format auto means for prefill on a GPU. */
-#define TD_WORKER_GPU_PREFILL TD_EXPERTS_MXFP4
-
 /* "a/b/tandem-tiny/" -> "tandem-tiny" */
 static void folder_name(const char *path, char *out, size_t cap)
 {
@@ -166,7 +163,7 @@ static td_expert_format expert_format(const td_worker_options *opt, const td_ops
 
     if (strcmp(word, "auto") != 0)
         return strcmp(word, "fp8") == 0 ? TD_EXPERTS_FP8 : TD_EXPERTS_MXFP4;
-    return ops->dev_memory != NULL && role == TANDEM__ROLE__ROLE_PREFILL ? TD_WORKER_GPU_PREFILL
+    return ops->dev_memory != NULL && role == TANDEM__ROLE__ROLE_PREFILL ? TD_EXPERTS_FP8
                                                                          : TD_EXPERTS_MXFP4;
 }
 

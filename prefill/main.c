@@ -1,5 +1,6 @@
 /* tandem-prefill: reads prompts and pushes their KV into decode workers while it does. */
 #include <stdatomic.h>
+#include <string.h>
 
 #include "common/kv_wire.h"
 #include "common/worker_kv.h"
@@ -7,6 +8,8 @@
 #include "common/worker_watch.h"
 #include "prefill/config.h"
 #include "prefill/engine.h"
+
+enum { CPU_CHUNK = 256, GPU_CHUNK = 2048 }; /* what --chunk 0 means */
 
 static prefill_config cfg;
 static _Atomic(prefill_engine *) running; /* for the signal thread */
@@ -45,14 +48,16 @@ static td_status serve(td_metrics *metrics, td_error *err)
     td_worker *worker = NULL;
     td_watch *watch = NULL;
     td_kv_wire_options wo = {0};
-    const td_worker_needs needs = {.role = TANDEM__ROLE__ROLE_PREFILL,
-                                   .kv_memory = cfg.kv_memory,
-                                   .rings = cfg.max_transfers,
-                                   .chunk = cfg.chunk,
-                                   .max_tokens = (int32_t)cfg.chunk};
+    td_worker_needs needs = {
+        .role = TANDEM__ROLE__ROLE_PREFILL, .kv_memory = cfg.kv_memory, .rings = cfg.max_transfers};
     int32_t n_sources = 0;
     td_status st;
 
+    if (cfg.chunk == 0)
+        cfg.chunk =
+            strcmp(td_backend_words[cfg.worker.backend], "cpu") == 0 ? CPU_CHUNK : GPU_CHUNK;
+    needs.chunk = cfg.chunk;
+    needs.max_tokens = (int32_t)cfg.chunk;
     st = td_worker_kv_wire(&cfg.worker, &wo, err);
     wo.stall_us = cfg.kv_stall_ms * TD_USEC_PER_MSEC;
     wo.fail_put_number = (uint32_t)cfg.fault_put;

@@ -26,7 +26,7 @@ static void check_decode_replaced(cluster *c, const char *fault, int code, const
     process *broken;
     ask alone, hit;
 
-    cluster_router(c, QUICK_ROUTER);
+    cluster_router(c, ""); /* it waits for the other one to come up */
     cluster_prefill(c, "");
     broken = cluster_decode(c, fault);
     cluster_ready(c);
@@ -105,7 +105,7 @@ static void test_prefill_device_fails_in_mid_prompt(cluster *c)
     process *broken, *d;
     ask alone, hit;
 
-    cluster_router(c, QUICK_ROUTER);
+    cluster_router(c, "");
     broken = cluster_prefill(c, "--chunk 128 --fault-step 2");
     d = cluster_decode(c, "--fence-grace 200ms");
     cluster_ready(c);
