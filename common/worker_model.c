@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/hash.h"
 #include "common/log.h"
 #include "common/kv_wire.h"
 #include "common/worker_impl.h"
@@ -182,6 +183,14 @@ static td_status open_checkpoint(const td_worker_options *opt, const td_model_co
     return td_checkpoint_random(cfg, seed, out, err);
 }
 
+/* What workers must agree in to exchange KV: its bytes, and whose memory they are in. */
+static uint64_t wire_hash(const td_model *m, const td_ops *ops)
+{
+    uint64_t h = td_kv_wire_hash(td_model_kv(m));
+
+    return ops->dev_memory == NULL ? h : td_hash_end(td_hash_str(h, "GPU memory"));
+}
+
 static void log_loaded(const td_model *m, const td_worker_options *opt, const td_ops *ops,
                        const int32_t *devices, const char *name)
 {
@@ -256,7 +265,7 @@ td_status td_worker_load_model(const td_worker_options *opt, const td_worker_nee
     if (st == TD_OK) {
         *identity = (td_model_identity){.config_hash = td_model_config_hash(&cfg),
                                         .checkpoint_hash = td_checkpoint_hash(ckpt),
-                                        .kv_wire_hash = td_kv_wire_hash(td_model_kv(*model)),
+                                        .kv_wire_hash = wire_hash(*model, mo.ops),
                                         .vocab = cfg.vocab,
                                         .max_positions = cfg.max_positions};
         if (opt->model_name[0] != '\0')

@@ -116,8 +116,8 @@ static bool report_fits(registry *r, const Tandem__WorkerReport *rep, char *why,
     }
     if (m->kv_wire_hash != k->kv_wire_hash) {
         snprintf(why, cap,
-                 "another KV format (page size, dtype or heads): %016llx, expected %016llx; "
-                 "start all workers with the same --kv-dtype",
+                 "another KV format (page size, dtype, heads, or GPU memory): %016llx, expected "
+                 "%016llx; start all workers with the same --kv-dtype and --backend",
                  (unsigned long long)m->kv_wire_hash, (unsigned long long)k->kv_wire_hash);
         return false;
     }
