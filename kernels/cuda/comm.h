@@ -1,5 +1,5 @@
 /* comm: collectives between GPUs of one process, over each other's memory. Shared by comm_host.c,
- * which opens them and chooses, and comm.cu, which holds the kernels.
+ * which opens them and chooses, and the files of kernels.
  *
  * Every rank has an arena that all ranks may write: they push, and a rank reads only its own
  * memory. Calls are numbered in device memory by the kernels themselves, so nothing changes from
@@ -72,6 +72,7 @@ typedef struct cuda_comm_report {
 /* What a rank's kernels are told; fixed from open to close. */
 typedef struct cuda_comm_view {
     int32_t rank, n;
+    bool early;                  /* dependent launches: never where ranks share a GPU */
     unsigned long long limit_ns; /* of one wait */
     unsigned int delay_mask;     /* tests: ns to wait at random between push and wait; 0: none */
     cuda_comm_state *state;
@@ -113,6 +114,7 @@ typedef struct cuda_comm_tuning {
     size_t one_shot_bytes;         /* up to this, in one shot */
     size_t slice_bytes;            /* most of one two-shot launch */
     int32_t blocks;                /* most of one kernel */
+    bool early;                    /* see cuda_comm_view */
     unsigned int delay_mask;       /* see cuda_comm_view */
     unsigned long long first_call; /* tests: the number of the first call; at least 1 */
 } cuda_comm_tuning;

@@ -1,29 +1,14 @@
-/* comm_host: opens the collectives of CUDA ranks, and says which kernel a message takes. */
-#include "kernels/cuda/comm.h"
+/* comm_host: the calls of CUDA ranks' collectives, which kernel a message takes, and what happens
+ * when a rank does not come. */
+#include "kernels/cuda/comm_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/comm.h"
-#include "common/log.h"
-
-enum { DEFAULT_TIMEOUT_MS = 2000, TRIAL = 4096 /* elements of the sums at open */ };
-
-typedef struct comm_cuda {
-    td_comm base;
-    int32_t n;
-    size_t max_elements;
-    uint32_t timeout_ms;
-    cuda_comm_tuning t;
-    int32_t index[TD_COMM_RANKS];
-    void *arena[TD_COMM_RANKS];
-    cuda_comm_view view[TD_COMM_RANKS];
-    size_t flags_at, cleared; /* in an arena: what a reset zeroes begins there, and its bytes */
-    /* Mapped host memory. abort: set by any thread or device, cleared by reset() alone. */
-    unsigned int *abort;
-    cuda_comm_report *report; /* [n] */
-    td_error broken;          /* a reset that failed: said by every later call */
-} comm_cuda;
+enum {
+    DEFAULT_TIMEOUT_MS = 2000,
+    HELD = 64 /* most blocks of all ranks on one GPU; half its processors stay free of them */
+};
 
 /* Before main(), as these are read when CUDA starts and setenv() is not for threads.
  *
@@ -50,7 +35,9 @@ cuda_comm_tuning td_cuda_comm_tuning(int32_t n, int32_t shared)
                                    : 192 << 10,
         .slice_bytes = 32 << 20,
         /* All blocks of all ranks on a GPU must be resident beside kernels that others wait for. */
-        .blocks = shared > 1 ? (64 / shared > 0 ? 64 / shared : 1) : TD_COMM_BLOCKS,
+        .blocks = shared > 1 ? HELD / shared : TD_COMM_BLOCKS,
+        /* Elsewhere a dependent, resident and waiting, could keep out another rank's kernel. */
+        .early = shared <= 1,
         .first_call = 1,
     };
 }
@@ -67,10 +54,8 @@ static int32_t half(int32_t blocks)
     return blocks > 1 ? blocks / 2 : 1;
 }
 
-typedef void (*launcher)(cudaStream_t s, const cuda_comm_view *v, const cuda_comm_reduce *r);
-
 /* The kernel for so many units, and its grid. */
-static launcher choose(const comm_cuda *c, size_t units, int32_t *blocks)
+static cuda_comm_launcher choose(const comm_cuda *c, size_t units, int32_t *blocks)
 {
     size_t bytes = units * 16;
 
@@ -89,68 +74,6 @@ static launcher choose(const comm_cuda *c, size_t units, int32_t *blocks)
 
 /* --- calls ------------------------------------------------------------------------------------ */
 
-static bool aborted(const comm_cuda *c)
-{
-    return __atomic_load_n(c->abort, __ATOMIC_ACQUIRE) != 0;
-}
-
-static td_status usable(const comm_cuda *c, td_error *err)
-{
-    if (c->broken.code != TD_OK) {
-        if (err != NULL)
-            *err = c->broken;
-        return c->broken.code;
-    }
-    if (aborted(c))
-        return td_fail(err, TD_CANCELED, "another rank gave up in this step");
-    return TD_OK;
-}
-
-static td_status reduce_add(td_comm *base, int32_t rank, td_stream *s, const void *part, size_t n,
-                            bool clear, void *x, td_error *err)
-{
-    comm_cuda *c = (comm_cuda *)base;
-    size_t slice = c->t.slice_bytes / 2;
-    td_status st = usable(c, err);
-
-    if (st != TD_OK)
-        return st;
-    if (n % TD_COMM_UNIT != 0 || n > c->max_elements || (uintptr_t)part % 16 != 0 ||
-        (uintptr_t)x % 16 != 0)
-        return td_fail(err, TD_INVALID,
-                       "reduce: %zu elements at %p into %p; wanted a multiple of %d up to %zu, at "
-                       "multiples of 16 bytes",
-                       n, part, x, TD_COMM_UNIT, c->max_elements);
-    for (size_t at = 0; st == TD_OK && at < n; at += slice) {
-        cuda_comm_reduce r = {.n = n - at < slice ? n - at : slice,
-                              .part = (const uint16_t *)part + at,
-                              .x = (float *)x + at,
-                              .clear = clear};
-        launcher launch = choose(c, r.n / TD_COMM_UNIT, &r.blocks);
-
-        launch(s->handle, &c->view[rank], &r);
-        st = td_cuda_launched(err, "reduce");
-    }
-    return st;
-}
-
-static td_status gather(td_comm *base, int32_t rank, td_stream *s, const td_gather_args *a,
-                        td_error *err)
-{
-    comm_cuda *c = (comm_cuda *)base;
-    td_status st = td_gather_check(rank, a, err);
-
-    if (st == TD_OK)
-        st = usable(c, err);
-    if (st != TD_OK || a->rows == 0)
-        return st;
-    /* The same grid on all ranks, whose columns may differ in number. */
-    size_t share = (size_t)a->rows * (size_t)a->total_cols / (size_t)c->n;
-    td_cuda_comm_gather(s->handle, &c->view[rank], a,
-                        blocks_for(share, 4 * TD_COMM_THREADS, half(c->t.blocks)));
-    return td_cuda_launched(err, "gather");
-}
-
 /* The rank that all wait for: whoever was waited for may have been waiting for another. */
 static const cuda_comm_report *root_of(const comm_cuda *c, int32_t rank)
 {
@@ -166,10 +89,15 @@ static const cuda_comm_report *root_of(const comm_cuda *c, int32_t rank)
     return r;
 }
 
-static td_status check(td_comm *base, int32_t rank, td_error *err)
+/* For rank's calls and for the end of its step. The reason comes before the fact: a rank that gave
+ * up says why, though the comm is aborted as well. */
+static td_status usable(const comm_cuda *c, int32_t rank, td_error *err)
 {
-    comm_cuda *c = (comm_cuda *)base;
-
+    if (c->broken.code != TD_OK) {
+        if (err != NULL)
+            *err = c->broken;
+        return c->broken.code;
+    }
     if (__atomic_load_n(&c->report[rank].gave_up, __ATOMIC_ACQUIRE) != 0) {
         const cuda_comm_report *r = root_of(c, rank);
         int32_t waiter = (int32_t)(r - c->report);
@@ -181,7 +109,59 @@ static td_status check(td_comm *base, int32_t rank, td_error *err)
                        r->series == COMM_GATHER ? "gather" : "reduction", r->call,
                        c->timeout_ms / 1e3, waiter, c->index[waiter], r->seen, r->expected);
     }
-    return usable(c, err);
+    if (__atomic_load_n(c->abort, __ATOMIC_ACQUIRE) != 0)
+        return td_fail(err, TD_CANCELED, "another rank gave up in this step");
+    return TD_OK;
+}
+
+static td_status reduce_add(td_comm *base, int32_t rank, td_stream *s, const void *part, size_t n,
+                            bool clear, void *x, td_error *err)
+{
+    comm_cuda *c = (comm_cuda *)base;
+    size_t slice = c->t.slice_bytes / 2;
+    td_status st = usable(c, rank, err);
+
+    if (st != TD_OK)
+        return st;
+    if (n % TD_COMM_UNIT != 0 || n > c->max_elements || (uintptr_t)part % 16 != 0 ||
+        (uintptr_t)x % 16 != 0)
+        return td_fail(err, TD_INVALID,
+                       "reduce: %zu elements at %p into %p; wanted a multiple of %d up to %zu, at "
+                       "multiples of 16 bytes",
+                       n, part, x, TD_COMM_UNIT, c->max_elements);
+    for (size_t at = 0; st == TD_OK && at < n; at += slice) {
+        cuda_comm_reduce r = {.n = n - at < slice ? n - at : slice,
+                              .part = (const uint16_t *)part + at,
+                              .x = (float *)x + at,
+                              .clear = clear};
+        cuda_comm_launcher launch = choose(c, r.n / TD_COMM_UNIT, &r.blocks);
+
+        launch(s->handle, &c->view[rank], &r);
+        st = td_cuda_launched(err, "reduce");
+    }
+    return st;
+}
+
+static td_status gather(td_comm *base, int32_t rank, td_stream *s, const td_gather_args *a,
+                        td_error *err)
+{
+    comm_cuda *c = (comm_cuda *)base;
+    td_status st = td_gather_check(rank, a, err);
+
+    if (st == TD_OK)
+        st = usable(c, rank, err);
+    if (st != TD_OK || a->rows == 0)
+        return st;
+    /* The same grid on all ranks, whose columns may differ in number. */
+    size_t share = (size_t)a->rows * (size_t)a->total_cols / (size_t)c->n;
+    td_cuda_comm_gather(s->handle, &c->view[rank], a,
+                        blocks_for(share, 4 * TD_COMM_THREADS, half(c->t.blocks)));
+    return td_cuda_launched(err, "gather");
+}
+
+static td_status check(td_comm *base, int32_t rank, td_error *err)
+{
+    return usable((comm_cuda *)base, rank, err);
 }
 
 static void abort_all(td_comm *base)
@@ -192,23 +172,22 @@ static void abort_all(td_comm *base)
 /* --- opening, resetting, closing ---------------------------------------------------------------
  */
 
-static td_status use(int32_t index, td_error *err)
+td_status td_cuda_comm_use(int32_t index, td_error *err)
 {
     return td_cuda_status(err, cudaSetDevice(index), "choosing the device");
 }
 
-/* Everything that a call leaves behind, back to how it was at open. Peers write into arenas, so all
- * devices are idle before the first is cleared. */
-static td_status clear_all(comm_cuda *c, td_error *err)
+/* Peers write into arenas, so all devices are idle before the first is cleared. */
+td_status td_cuda_comm_clear(comm_cuda *c, td_error *err)
 {
     const cuda_comm_state fresh = {.call = {c->t.first_call, c->t.first_call}};
     td_status st = TD_OK;
 
     for (int32_t i = 0; st == TD_OK && i < c->n; i++)
-        if ((st = use(c->index[i], err)) == TD_OK)
+        if ((st = td_cuda_comm_use(c->index[i], err)) == TD_OK)
             st = td_cuda_status(err, cudaDeviceSynchronize(), "waiting for a device");
     for (int32_t i = 0; st == TD_OK && i < c->n; i++) {
-        if ((st = use(c->index[i], err)) == TD_OK &&
+        if ((st = td_cuda_comm_use(c->index[i], err)) == TD_OK &&
             (st = td_cuda_status(err, cudaMemset((char *)c->arena[i] + c->flags_at, 0, c->cleared),
                                  "clearing flags")) == TD_OK &&
             (st = td_cuda_status(
@@ -230,7 +209,7 @@ static void reset(td_comm *base)
 
     td_cuda_ignore(cudaGetDevice(&current), "cudaGetDevice");
     abort_all(base); /* whoever still waits stops, so that the devices become idle */
-    if (c->broken.code == TD_OK && clear_all(c, &c->broken) != TD_OK)
+    if (c->broken.code == TD_OK && td_cuda_comm_clear(c, &c->broken) != TD_OK)
         td_wrap(&c->broken, "collectives cannot go on after a failed step");
     td_cuda_ignore(cudaSetDevice(current), "cudaSetDevice");
 }
@@ -249,199 +228,6 @@ static void close_comm(td_comm *base)
     td_cuda_ignore(cudaFreeHost(c->abort), "cudaFreeHost");
     td_cuda_ignore(cudaSetDevice(current), "cudaSetDevice");
     free(c);
-}
-
-/* Every device may write the others' memory, both ways. */
-static td_status let_peers_in(const comm_cuda *c, td_error *err)
-{
-    td_status st = TD_OK;
-
-    for (int32_t i = 0; i < c->n; i++)
-        for (int32_t j = 0; j < c->n; j++) {
-            int a = c->index[i], b = c->index[j], possible = 0;
-            cudaError_t e;
-
-            if (a == b)
-                continue;
-            if ((st = td_cuda_status(err, cudaDeviceCanAccessPeer(&possible, a, b),
-                                     "asking for peer access")) != TD_OK)
-                return st;
-            if (!possible)
-                return td_fail_param(
-                    err, "--tp",
-                    "ranks %d and %d: device %d cannot reach the memory of device %d; use GPUs "
-                    "that are linked (nvidia-smi topo -p2p w) or fewer ranks",
-                    i, j, a, b);
-            if ((st = use(a, err)) != TD_OK)
-                return st;
-            e = cudaDeviceEnablePeerAccess(b, 0);
-            if (e == cudaErrorPeerAccessAlreadyEnabled)
-                (void)cudaGetLastError();
-            else if ((st = td_cuda_status(err, e, "opening a peer's memory")) != TD_OK)
-                return st;
-        }
-    return TD_OK;
-}
-
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 4095) / 4096 * 4096;
-}
-
-static size_t take(size_t *at, size_t bytes)
-{
-    size_t from = *at;
-
-    *at += round_up(bytes);
-    return from;
-}
-
-/* Where things lie in an arena; the same in all of them. Returns its size. */
-static size_t place(comm_cuda *c, cuda_comm_view *v)
-{
-    size_t most = (c->max_elements + TD_COMM_UNIT - 1) / TD_COMM_UNIT, ranks = (size_t)c->n, at = 0;
-    size_t packets = c->t.packet_bytes / 16, shots = c->t.one_shot_bytes / 16;
-    size_t slice = c->t.slice_bytes / 16, segment;
-
-    most = most > TRIAL / TD_COMM_UNIT ? most : TRIAL / TD_COMM_UNIT;
-    packets = packets < most ? packets : most;
-    shots = shots < most ? shots : most;
-    slice = slice < most ? slice : most;
-    packets = packets > TRIAL / TD_COMM_UNIT ? packets : TRIAL / TD_COMM_UNIT;
-    shots = shots > TRIAL / TD_COMM_UNIT ? shots : TRIAL / TD_COMM_UNIT;
-    segment = (slice + ranks - 1) / ranks;
-    take(&at, sizeof(cuda_comm_state));
-    c->flags_at = take(&at, sizeof(cuda_comm_flags));
-    v->packets_source = round_up(packets * 32);
-    v->packets_half = v->packets_source * ranks;
-    v->packets = take(&at, 2 * v->packets_half);
-    c->cleared = at - c->flags_at;
-    v->parts_source = round_up(shots * 16);
-    v->parts_half = v->parts_source * ranks;
-    v->parts = take(&at, 2 * v->parts_half);
-    v->pieces_source = round_up(segment * 16);
-    v->pieces_half = v->pieces_source * ranks;
-    v->pieces = take(&at, 2 * v->pieces_half);
-    v->results_half = round_up(slice * 16);
-    v->results = take(&at, 2 * v->results_half);
-    return at;
-}
-
-static td_status make_arenas(comm_cuda *c, td_dev *const *dev, td_error *err)
-{
-    cuda_comm_view v = {.n = c->n,
-                        .limit_ns = (unsigned long long)c->timeout_ms * 1000000,
-                        .delay_mask = c->t.delay_mask};
-    size_t bytes = place(c, &v);
-    void *host = NULL, *mapped = NULL;
-    td_status st;
-
-    /* The abort word has a line of its own: devices poll it over the bus. */
-    if ((st = td_cuda_status(
-             err, cudaHostAlloc(&host, 4096, cudaHostAllocPortable | cudaHostAllocMapped),
-             "pinning memory")) != TD_OK)
-        return st;
-    memset(host, 0, 4096);
-    c->abort = host;
-    c->report = (cuda_comm_report *)((char *)host + 256);
-    for (int32_t i = 0; i < c->n; i++) {
-        td_buffer arena;
-
-        if ((st = use(c->index[i], err)) != TD_OK ||
-            (st = td_cuda_alloc(dev[i], bytes, &arena, err)) != TD_OK)
-            return td_wrap(err, "memory for collectives of rank %d", i);
-        c->arena[i] = arena.ptr;
-        v.flags[i] = (cuda_comm_flags *)((char *)arena.ptr + c->flags_at);
-        v.arena[i] = arena.ptr;
-    }
-    for (int32_t i = 0; i < c->n; i++) {
-        if ((st = use(c->index[i], err)) != TD_OK ||
-            (st = td_cuda_status(err, cudaHostGetDevicePointer(&mapped, host, 0),
-                                 "mapping memory")) != TD_OK)
-            return st;
-        v.rank = i;
-        v.state = c->arena[i];
-        v.abort = mapped;
-        v.report = (cuda_comm_report *)((char *)mapped + 256) + i;
-        c->view[i] = v;
-    }
-    return clear_all(c, err);
-}
-
-/* One sum each way: links that lose what is written to peers show here and not in a step. */
-static td_status try_out(comm_cuda *c, td_dev *const *dev, td_error *err)
-{
-    const launcher ways[] = {td_cuda_comm_packets, td_cuda_comm_one_shot, td_cuda_comm_two_shot};
-    td_buffer memory[TD_COMM_RANKS] = {{0}};
-    uint16_t part[TRIAL];
-    float x[TRIAL];
-    td_status st = TD_OK;
-
-    for (int32_t i = 0; st == TD_OK && i < c->n; i++) {
-        for (int k = 0; k < TRIAL; k++) {
-            float f = (float)(k % 13 + i);
-            uint32_t u;
-
-            memcpy(&u, &f, sizeof u);
-            part[k] = (uint16_t)(u >> 16); /* small integers are exact */
-        }
-        if ((st = use(c->index[i], err)) == TD_OK &&
-            (st = td_cuda_alloc(dev[i], sizeof part + sizeof x, &memory[i], err)) == TD_OK)
-            st = td_cuda_status(
-                err, cudaMemcpy(memory[i].ptr, part, sizeof part, cudaMemcpyHostToDevice),
-                "copying in");
-        if (st == TD_OK)
-            st = td_cuda_status(err, cudaDeviceSynchronize(), "waiting for a device");
-    }
-    for (int32_t i = 0; st == TD_OK && i < c->n; i++) {
-        cuda_comm_reduce r = {.n = TRIAL,
-                              .part = memory[i].ptr,
-                              .x = (float *)((char *)memory[i].ptr + sizeof part),
-                              .blocks = 1};
-
-        if ((st = use(c->index[i], err)) != TD_OK)
-            break;
-        for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++)
-            ways[w](dev[i]->stream.handle, &c->view[i], &r);
-        st = td_cuda_launched(err, "trying collectives");
-    }
-    if (st != TD_OK)
-        abort_all(&c->base);
-    for (int32_t i = 0; i < c->n; i++) { /* also after a failure: those enqueued must end */
-        td_cuda_ignore(cudaSetDevice(c->index[i]), "cudaSetDevice");
-        td_cuda_ignore(cudaStreamSynchronize(dev[i]->stream.handle), "cudaStreamSynchronize");
-        if (st == TD_OK)
-            st = check(&c->base, i, err);
-    }
-    for (int32_t i = 0; st == TD_OK && i < c->n; i++) {
-        if ((st = use(c->index[i], err)) == TD_OK)
-            st = td_cuda_status(err,
-                                cudaMemcpy(x, (char *)memory[i].ptr + sizeof part, sizeof x,
-                                           cudaMemcpyDeviceToHost),
-                                "copying out");
-        for (int k = 0; st == TD_OK && k < TRIAL; k++)
-            if (x[k] != 3.0f * (float)(c->n * (k % 13) + c->n * (c->n - 1) / 2))
-                st = td_fail(err, TD_DEVICE,
-                             "device %d does not get what its peers write into its memory "
-                             "(element %d of a sum over %d ranks is wrong)",
-                             c->index[i], k, c->n);
-    }
-    for (int32_t i = 0; i < c->n; i++) {
-        td_cuda_ignore(cudaSetDevice(c->index[i]), "cudaSetDevice");
-        td_cuda_ignore(cudaFree(memory[i].ptr), "cudaFree");
-    }
-    return st;
-}
-
-static td_status open_all(comm_cuda *c, const td_comm_options *o, td_error *err)
-{
-    td_status st = let_peers_in(c, err);
-
-    if (st == TD_OK)
-        st = make_arenas(c, o->dev, err);
-    if (st == TD_OK)
-        st = try_out(c, o->dev, err);
-    return st;
 }
 
 td_status td_cuda_comm_open_tuned(const td_comm_options *o, const cuda_comm_tuning *t,
@@ -465,7 +251,7 @@ td_status td_cuda_comm_open_tuned(const td_comm_options *o, const cuda_comm_tuni
     for (int32_t i = 0; i < o->n; i++)
         c->index[i] = o->dev[i]->index;
     td_cuda_ignore(cudaGetDevice(&current), "cudaGetDevice");
-    st = open_all(c, o, err);
+    st = td_cuda_comm_set_up(c, o->dev, err);
     td_cuda_ignore(cudaSetDevice(current), "cudaSetDevice");
     if (st != TD_OK) {
         close_comm(&c->base);
@@ -487,6 +273,7 @@ td_status td_cuda_comm_open(const td_comm_options *o, td_comm **out, td_error *e
         for (int32_t j = 0; j < o->n; j++)
             same += o->dev[j]->index == o->dev[i]->index;
         shared = same > shared ? same : shared;
+        o->dev[i]->held = same > 1 ? HELD : 0;
     }
     t = td_cuda_comm_tuning(o->n, shared);
     for (int32_t i = 0; i < o->n; i++) {
