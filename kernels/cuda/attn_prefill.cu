@@ -10,11 +10,20 @@
  *
  * Tiles begin at multiples of their size whatever the query, and a tile in which a row sees nothing
  * leaves the row as it is: a row's bits do not depend on how positions are cut into blocks. Rows of
- * the cache that no query of the block sees may be NaN: keys are masked, values become zeros. */
-#include "kernels/cuda/attn_page.cuh"
+ * the cache that no query of the block sees may be NaN: keys are masked, values become zeros.
+ *
+ * Bound by the exponentials and the multiplies of heads of 64, about alike, as far as they overlap.
+ * One H200, 2026-11-30, graph replays, 64 heads over 8, causal, 4 H d FLOP a visible key: 510
+ * TFLOP/s at 8192 positions, 530 at 16384, 510 at 32768 (e4m3, which is widened here: 330, 350,
+ * 355); windows of 128 take 14 us a thousand positions, bound by the edges of their few tiles. */
+#include "kernels/cuda/attn_softmax.cuh"
 #include "kernels/cuda/attn_wgmma.cuh"
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/tensor_map.h"
+
+/* Warpgroups that multiply; registers of a thread of these and of the one that brings data: 3 * 160
+ * + 32 is what four of 128 have. Scores, weights and results of 64 x 128 take 128 of the 160. */
+static const int WGS = 3, CONSUMER_REGS = 160, PRODUCER_REGS = 32;
 
 struct prefill_params {
     CUtensorMap q;  /* [T][H][64], boxes of M / G positions and G heads */
@@ -53,7 +62,7 @@ static __device__ __forceinline__ bool work_at(const prefill_params &p, int r, p
 }
 
 /* Shared memory, in bytes from a 1024-byte boundary. */
-template <int WGS, int PAGES, bool E4M3> struct prefill_smem {
+template <int PAGES, bool E4M3> struct prefill_smem {
     static constexpr int M = WGS * 64, N = PAGES * TD_KV_PAGE, SIDE = N * 128;
     static constexpr int STAGES = (PAGES == 1 ? 6 : 3), RAW = E4M3 ? 2 : 0;
     static constexpr int q = 0, k = M * 128, v = k + STAGES * SIDE, raw = v + STAGES * SIDE;
@@ -76,10 +85,10 @@ static __device__ __forceinline__ void blank_values(uint32_t v, int base, int lo
 }
 
 /* One warp brings all: queries and pages by tensor copies. */
-template <int WGS, int PAGES>
+template <int PAGES>
 static __device__ __forceinline__ void produce(const prefill_params &p, uint32_t smem)
 {
-    using S = prefill_smem<WGS, PAGES, false>;
+    using S = prefill_smem<PAGES, false>;
     const int lane = threadIdx.x % 32;
     ring_place<S::STAGES> at = {0, 1};
     uint32_t fixed = 0; /* parity of the copies that are waited for here */
@@ -182,10 +191,10 @@ static __device__ __forceinline__ void widen_side(uint32_t raw, uint32_t dst, in
 
 /* The same from an e4m3 cache: pages come as they are and are widened here, by the whole
  * warpgroup. */
-template <int WGS, int PAGES>
+template <int PAGES>
 static __device__ __forceinline__ void produce_e4m3(const prefill_params &p, uint32_t smem)
 {
-    using S = prefill_smem<WGS, PAGES, true>;
+    using S = prefill_smem<PAGES, true>;
     const int PAGE = TD_KV_PAGE * 64, t = threadIdx.x;
     ring_place<S::STAGES> at = {0, 1};
     ring_place<S::RAW> from = {0, 0}, to = {0, 0};
@@ -240,24 +249,19 @@ static __device__ __forceinline__ void produce_e4m3(const prefill_params &p, uin
 }
 
 /* 64 rows of each piece of work. */
-template <int WGS, int PAGES, bool E4M3, bool TURNS>
+template <int PAGES, bool E4M3>
 static __device__ __forceinline__ void consume(const prefill_params &p, uint32_t smem)
 {
-    using S = prefill_smem<WGS, PAGES, E4M3>;
+    using S = prefill_smem<PAGES, E4M3>;
     const int wg = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
     const int row0 = wg * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
     const int token[2] = {row0 / p.G, (row0 + 8) / p.G};
     const int g[2] = {row0 % p.G, (row0 + 8) % p.G};
     const int token_lo = wg * 64 / p.G, token_hi = (wg * 64 + 63) / p.G; /* the warpgroup's */
     const uint64_t q = wgmma_desc(smem + S::q + wg * 64 * 128);
-    const auto turn = [&] {
-        if (TURNS)
-            bar_sync(2 + wg, 256);
-    };
-    const auto pass_on = [&] {
-        if (TURNS)
-            bar_arrive(2 + (wg + 1) % WGS, 256);
-    };
+    /* Warpgroups enqueue their multiplies in turn, so that one's exponentials meet another's. */
+    const auto turn = [&] { bar_sync(2 + wg, 256); };
+    const auto pass_on = [&] { bar_arrive(2 + (wg + 1) % WGS, 256); };
     const auto release = [&](uint32_t bar) {
         if (lane == 0)
             mbarrier_arrive(bar);
@@ -265,7 +269,7 @@ static __device__ __forceinline__ void consume(const prefill_params &p, uint32_t
     ring_place<S::STAGES> at = {0, 0};
     prefill_work w;
 
-    if (TURNS && wg == WGS - 1)
+    if (wg == WGS - 1)
         bar_arrive(2, 256);
     for (int r = 0; work_at<PAGES>(p, r, w); r++) {
         const int hi[2] = {w.begin + token[0], w.begin + token[1]};
@@ -313,6 +317,7 @@ static __device__ __forceinline__ void consume(const prefill_params &p, uint32_t
             attn_scores(s, q, wgmma_desc(smem + S::k + at.stage * S::SIDE));
             wgmma_commit();
             mbarrier_wait(smem + S::v_full + before.stage * 8, before.parity);
+            wgmma_fence();
             attn_values(o, pw, wgmma_desc_mn(smem + S::v + before.stage * S::SIDE, 0));
             wgmma_commit();
             pass_on();
@@ -356,11 +361,11 @@ static __device__ __forceinline__ void consume(const prefill_params &p, uint32_t
     }
 }
 
-template <int WGS, int PAGES, bool E4M3, bool TURNS>
+template <int PAGES, bool E4M3>
 static __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     prefill_kernel(const __grid_constant__ prefill_params p)
 {
-    using S = prefill_smem<WGS, PAGES, E4M3>;
+    using S = prefill_smem<PAGES, E4M3>;
     extern __shared__ uint8_t memory[];
     const uint32_t smem = (smem_addr(memory) + 1023) / 1024 * 1024;
 
@@ -380,14 +385,14 @@ static __global__ void __launch_bounds__(WGS * 128 + 128, 1)
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        setmaxnreg_dec<WGS == 2 ? 40 : 32>();
+        setmaxnreg_dec<PRODUCER_REGS>();
         if constexpr (E4M3)
-            produce_e4m3<WGS, PAGES>(p, smem);
+            produce_e4m3<PAGES>(p, smem);
         else if (threadIdx.x < 32)
-            produce<WGS, PAGES>(p, smem);
+            produce<PAGES>(p, smem);
     } else {
-        setmaxnreg_inc<WGS == 2 ? 232 : 160>();
-        consume<WGS, PAGES, E4M3, TURNS>(p, smem);
+        setmaxnreg_inc<CONSUMER_REGS>();
+        consume<PAGES, E4M3>(p, smem);
     }
 }
 
@@ -417,11 +422,11 @@ static td_status maps(const td_attn_prefill_args *a, int tokens, prefill_params 
     return td_tensor_map(&kv, &p->kv, err);
 }
 
-template <int WGS, int PAGES, bool E4M3, bool TURNS>
+template <int PAGES, bool E4M3>
 static td_status launch(td_stream *s, const td_attn_prefill_args *a, td_error *err)
 {
-    using S = prefill_smem<WGS, PAGES, E4M3>;
-    const auto kernel = prefill_kernel<WGS, PAGES, E4M3, TURNS>;
+    using S = prefill_smem<PAGES, E4M3>;
+    const auto kernel = prefill_kernel<PAGES, E4M3>;
     prefill_params p = {};
     int sms = 0;
     td_status st;
@@ -469,8 +474,7 @@ td_status td_cuda_attn_prefill(td_stream *s, const td_attn_prefill_args *a, td_e
                                   a->scale, NULL, a->table, &a->kv, td_cuda_vector(a->sinks), a->q,
                                   a->out, err);
     if (a->kv.elt == TD_ELT_E4M3)
-        return launch<2, 2, true, false>(s, a, err);
+        return launch<2, true>(s, a, err);
     /* Smaller tiles waste less of what little a window sees. */
-    return a->window > 0 ? launch<3, 1, false, false>(s, a, err)
-                         : launch<3, 2, false, true>(s, a, err);
+    return a->window > 0 ? launch<1, false>(s, a, err) : launch<2, false>(s, a, err);
 }

@@ -42,12 +42,10 @@ typedef struct cuda_staging cuda_staging;
 
 struct td_dev {
     int32_t index;
-    int32_t held; /* processors that waiting kernels of other ranks on this GPU may occupy */
     td_stream stream;
     cuda_event event[TD_CUDA_EVENTS];
     uint32_t next_event;
     struct cuda_blas *blas; /* blas.h; NULL until a large step */
-    td_buffer tickets;     /* of attn_decode.cu: counters, 0 between its launches */
     int32_t threads;       /* of the host, that gather weights */
     cuda_staging *staging; /* staging.h; NULL while nothing is being loaded */
 };
@@ -148,9 +146,8 @@ static inline int64_t td_cuda_ws_pitch(int32_t n)
 {
     return ((int64_t)n + 7) / 8 * 8;
 }
-/* attn_decode.cu: sequences in one launch, and kv heads; they bound what partial results
- * and tickets take. */
-enum { TD_CUDA_DECODE_GROUP = 128, TD_CUDA_DECODE_HEADS = 64 };
+/* attn_decode.cu: sequences in one launch, to bound the memory of partial results. */
+enum { TD_CUDA_DECODE_GROUP = 128 };
 size_t td_cuda_decode_ws(int32_t T, int32_t H, int32_t d);
 size_t td_cuda_experts_ws(int32_t T, int32_t D, int32_t I, int32_t E, int32_t k);
 size_t td_cuda_workspace_bytes(const td_dev *dev, const td_dims *dims);
@@ -187,8 +184,8 @@ td_status td_cuda_attn_plain(cudaStream_t s, int32_t T, int32_t H, int32_t K, in
 static inline bool td_cuda_attn_fast(const td_kv_view *kv, int32_t H, int32_t K, int32_t d)
 {
     return d == 64 && (kv->elt == TD_ELT_BF16 || kv->elt == TD_ELT_E4M3) && H / K <= 8 &&
-           K <= TD_CUDA_DECODE_HEADS && kv->head_stride % 64 == 0 && kv->side_stride % 64 == 0 &&
-           kv->head_stride >= 0 && kv->side_stride > 0 && (uintptr_t)kv->base % 16 == 0;
+           kv->head_stride % 64 == 0 && kv->side_stride % 64 == 0 && kv->head_stride >= 0 &&
+           kv->side_stride > 0 && (uintptr_t)kv->base % 16 == 0;
 }
 td_status td_cuda_check_heads(const char *step, int32_t H, int32_t K, int32_t d, td_error *err);
 

@@ -15,7 +15,6 @@ static void dev_close(td_dev *dev)
         td_cuda_ignore(cudaStreamSynchronize(dev->stream.handle), "cudaStreamSynchronize");
     td_cuda_staging_close(dev);
     td_cuda_blas_close(dev->blas);
-    td_cuda_ignore(cudaFree(dev->tickets.ptr), "cudaFree");
     for (int i = 0; i < TD_CUDA_EVENTS; i++)
         if (dev->event[i].handle != NULL)
             td_cuda_ignore(cudaEventDestroy(dev->event[i].handle), "cudaEventDestroy");
@@ -102,9 +101,7 @@ static td_status dev_open(const td_dev_options *opt, td_dev **out, td_error *err
         (st = td_cuda_status(err,
                              cudaStreamCreateWithFlags(&dev->stream.handle, cudaStreamNonBlocking),
                              "making a stream")) != TD_OK ||
-        (st = make_events(dev, err)) != TD_OK ||
-        (st = td_cuda_alloc(dev, sizeof(uint32_t) * TD_CUDA_DECODE_GROUP * TD_CUDA_DECODE_HEADS,
-                            &dev->tickets, err)) != TD_OK) {
+        (st = make_events(dev, err)) != TD_OK) {
         dev_close(dev);
         return st;
     }

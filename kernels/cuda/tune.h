@@ -26,17 +26,17 @@ td_tile_size td_tune_grouped(int64_t pairs, int32_t E);
 int64_t td_tune_most_tiles(int64_t pairs, int32_t E, td_tile_size t);
 
 /* Decode attention cuts the pages that a sequence sees into chunks, a function of their number and
- * of the rank's kv heads alone. At most TD_TUNE_CHUNKS; with fewer heads more, to fill the machine
- * with one sequence. A chunk has TD_TUNE_LEAST_PAGES pages at least, or joining costs more than it
- * saves. */
+ * of the rank's kv heads alone. With few heads into more of them, to fill the machine with one
+ * sequence. A chunk has TD_TUNE_LEAST_PAGES pages at least, or joining costs more than it saves. */
 enum { TD_TUNE_LEAST_PAGES = 4, TD_TUNE_CHUNKS = 32 };
-TD_HD int32_t td_tune_most_chunks(int32_t K)
+/* The most chunks, as a power of two. */
+TD_HD int32_t td_tune_chunks_log2(int32_t K)
 {
-    return K >= 8 ? 16 : TD_TUNE_CHUNKS;
+    return K >= 8 ? 4 : 5;
 }
-TD_HD int32_t td_tune_chunk_pages(int32_t pages, int32_t most_chunks)
+TD_HD int32_t td_tune_chunk_pages(int32_t pages, int32_t chunks_log2)
 {
-    int32_t even = (pages + most_chunks - 1) / most_chunks;
+    int32_t even = (pages + (1 << chunks_log2) - 1) >> chunks_log2;
 
     return even > TD_TUNE_LEAST_PAGES ? even : TD_TUNE_LEAST_PAGES;
 }

@@ -91,12 +91,12 @@ static void test_mxfp4_units_are_full(void **state)
 static void test_tune_cuts_few_chunks_of_any_length(void **state)
 {
     (void)state;
-    for (int32_t K = 1; K <= 8; K *= 2)
+    for (int32_t K = 1; K <= 16; K *= 2)
         for (int32_t pages = 0, last = 0; pages < 1 << 14; pages++) {
-            int32_t most = td_tune_most_chunks(K), chunk = td_tune_chunk_pages(pages, most);
+            int32_t log2 = td_tune_chunks_log2(K), chunk = td_tune_chunk_pages(pages, log2);
 
-            assert_in_range(most, 1, TD_TUNE_CHUNKS);
-            assert_true((pages + chunk - 1) / chunk <= most);
+            assert_in_range(1 << log2, 1, TD_TUNE_CHUNKS);
+            assert_true((pages + chunk - 1) / chunk <= 1 << log2);
             assert_true(chunk >= last);
             last = chunk;
         }
