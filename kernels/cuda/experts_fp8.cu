@@ -17,7 +17,7 @@
 namespace
 {
 constexpr int PLANNERS = fp8::MOST_EXPERTS; /* threads: one an expert */
-constexpr int TOKEN_THREADS = 192;          /* 2880 channels are 22.5 blocks: twice 12 half-warps */
+constexpr int TOKEN_THREADS = 192;          /* 2880 channels are 22.5 blocks of 8 lanes */
 constexpr float E4M3_MAX = 448.0f;
 
 struct plan_params {
@@ -27,65 +27,87 @@ struct plan_params {
     int32_t *plan;  /* [4][E + 1] */
 };
 
-/* Exclusive sum of x over the block's threads. */
-__device__ int sum_before(int x, int *shared)
+/* Sums over the threads before this one, and over all. */
+__device__ int3 sum_before(int3 x)
 {
-    const int t = threadIdx.x;
+    __shared__ int3 warp_sum[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int3 sum = x, before = {0, 0, 0};
 
-    shared[t] = x;
-    __syncthreads();
-    for (int o = 1; o < PLANNERS; o *= 2) {
-        const int left = t >= o ? shared[t - o] : 0;
+    for (int o = 1; o < 32; o *= 2) {
+        const int a = __shfl_up_sync(~0u, sum.x, o), b = __shfl_up_sync(~0u, sum.y, o),
+                  c = __shfl_up_sync(~0u, sum.z, o);
 
-        __syncthreads();
-        shared[t] += left;
-        __syncthreads();
+        if (lane >= o)
+            sum = {sum.x + a, sum.y + b, sum.z + c};
     }
-    const int sum = shared[t] - x;
+    if (lane == 31)
+        warp_sum[warp] = sum;
     __syncthreads();
-    return sum;
+    for (int w = 0; w < warp; w++)
+        before = {before.x + warp_sum[w].x, before.y + warp_sum[w].y, before.z + warp_sum[w].z};
+    return {before.x + sum.x - x.x, before.y + sum.y - x.y, before.z + sum.z - x.z};
+}
+
+/* The expert of pair i; -1: not on this rank, or no such pair. */
+__device__ __forceinline__ int expert_of(const plan_params &p, int i)
+{
+    const int e = i < p.pairs ? p.idx[i] - p.first : -1;
+
+    return e < p.E ? e : -1;
 }
 
 __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ plan_params p)
 {
-    __shared__ int count[PLANNERS], start[PLANNERS], scan[PLANNERS];
+    constexpr int BATCH = 16; /* pairs a thread has in flight: the loop waits for memory */
+    __shared__ int count[PLANNERS], start[PLANNERS];
     const int t = threadIdx.x;
 
     count[t] = 0;
     __syncthreads();
-#pragma unroll 4
-    for (int i = t; i < p.pairs; i += PLANNERS) {
-        const int e = p.idx[i] - p.first;
+    for (int first = t; first < p.pairs; first += BATCH * PLANNERS) {
+        int e[BATCH];
 
-        p.place[i] = e >= 0 && e < p.E ? atomicAdd(&count[e], 1) : -1; /* within the expert */
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            e[b] = expert_of(p, first + b * PLANNERS);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            if (first + b * PLANNERS < p.pairs) /* its place within the expert */
+                p.place[first + b * PLANNERS] = e[b] >= 0 ? atomicAdd(&count[e[b]], 1) : -1;
     }
     __syncthreads();
     const int mine = count[t], lots = (mine + TD_FP8_ROWS - 1) / TD_FP8_ROWS;
     const int units1 = fp8::fp8_units<TD_FP8_CLUSTER>(lots, p.tiles1);
     const int units2 = fp8::fp8_units<TD_FP8_CLUSTER>(lots, p.tiles2);
-    const int row = sum_before((mine + 3) / 4 * 4, scan), u1 = sum_before(units1, scan),
-              u2 = sum_before(units2, scan);
+    const int3 before = sum_before({(mine + 3) / 4 * 4, units1, units2});
 
-    start[t] = row;
+    start[t] = before.x;
     if (t < p.E) {
         int32_t *out = p.plan + t, n = p.E + 1;
 
-        out[0] = row;
+        out[0] = before.x;
         out[n] = mine;
-        out[2 * n] = u1;
-        out[3 * n] = u2;
+        out[2 * n] = before.y;
+        out[3 * n] = before.z;
         if (t == p.E - 1) {
-            out[2 * n + 1] = u1 + units1;
-            out[3 * n + 1] = u2 + units2;
+            out[2 * n + 1] = before.y + units1;
+            out[3 * n + 1] = before.z + units2;
         }
     }
     __syncthreads();
-#pragma unroll 4
-    for (int i = t; i < p.pairs; i += PLANNERS) { /* the thread that wrote place[i] */
-        const int within = p.place[i];
+    for (int first = t; first < p.pairs; first += BATCH * PLANNERS) {
+        int e[BATCH], at[BATCH]; /* the same thread wrote it */
 
-        if (within >= 0)
-            p.place[i] = start[p.idx[i] - p.first] + within;
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            e[b] = expert_of(p, first + b * PLANNERS);
+            at[b] = e[b] >= 0 ? p.place[first + b * PLANNERS] : 0;
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+            if (e[b] >= 0)
+                p.place[first + b * PLANNERS] = start[e[b]] + at[b];
     }
 }
 
@@ -94,43 +116,61 @@ __device__ __forceinline__ float2 bf16x2_floats(uint32_t w)
     return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u));
 }
 
-/* Sixteen lanes hold 128 channels, eight each. */
+/* Largest magnitude of eight channels; code = channels * f. */
+__device__ __forceinline__ float largest(uint4 in)
+{
+    const float2 x[4] = {bf16x2_floats(in.x), bf16x2_floats(in.y), bf16x2_floats(in.z),
+                         bf16x2_floats(in.w)};
+    float most = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        most = fmaxf(most, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+    return most;
+}
+__device__ __forceinline__ uint2 scaled(uint4 in, float f)
+{
+    const float2 a = bf16x2_floats(in.x), b = bf16x2_floats(in.y), c = bf16x2_floats(in.z),
+                 d = bf16x2_floats(in.w);
+
+    return make_uint2(fp8::pack_e4m3(a.x * f, a.y * f, b.x * f, b.y * f),
+                      fp8::pack_e4m3(c.x * f, c.y * f, d.x * f, d.y * f));
+}
+
+/* Eight lanes hold 128 channels, sixteen each: D is a multiple of 32. */
 __global__ void __launch_bounds__(TOKEN_THREADS)
     quantise_kernel(const uint4 *t, const int32_t *place, int k, int D, int64_t pitch,
                     int64_t scale_pitch, uint8_t *x8, float *x8_scale)
 {
     const int64_t token = blockIdx.x;
-    const int lane = threadIdx.x % 16;
+    const int lane = threadIdx.x % 8;
 
     place += token * k;
-    for (int b = threadIdx.x / 16; b * 128 < D; b += TOKEN_THREADS / 16) {
-        const int col = b * 128 + lane * 8;
-        const uint4 in = col < D ? t[(token * D + col) / 8] : make_uint4(0, 0, 0, 0);
-        const float2 x[4] = {bf16x2_floats(in.x), bf16x2_floats(in.y), bf16x2_floats(in.z),
-                             bf16x2_floats(in.w)};
-        float most = 0.0f;
+    t += token * D / 8;
+    for (int b = threadIdx.x / 8; b * 128 < D; b += TOKEN_THREADS / 8) {
+        const int col = b * 128 + lane * 16;
+        const uint4 zero = {0, 0, 0, 0};
+        const uint4 in0 = col < D ? t[col / 8] : zero, in1 = col < D ? t[col / 8 + 1] : zero;
+        float most = fmaxf(largest(in0), largest(in1));
 
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            most = fmaxf(most, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
-#pragma unroll
-        for (int o = 8; o > 0; o /= 2)
-            most = fmaxf(most, __shfl_xor_sync(0xffffu << (threadIdx.x & 16), most, o));
+        for (int o = 4; o > 0; o /= 2)
+            most = fmaxf(most, __shfl_xor_sync(0xffu << (threadIdx.x & 24), most, o));
         /* Not smaller: 448 / most must stay finite, or its product with a 0 would be no number. */
-        const float f = __fdiv_rn(E4M3_MAX, fmaxf(most, 1e-30f));
-        const uint2 code =
-            make_uint2(fp8::pack_e4m3(x[0].x * f, x[0].y * f, x[1].x * f, x[1].y * f),
-                       fp8::pack_e4m3(x[2].x * f, x[2].y * f, x[3].x * f, x[3].y * f));
+        most = fmaxf(most, 1e-30f);
+        const float f = __fdiv_rn(E4M3_MAX, most), scale = __fdiv_rn(most, E4M3_MAX);
+        const uint2 lo = scaled(in0, f), hi = scaled(in1, f);
 
+#pragma unroll 4
         for (int j = 0; j < k; j++) {
             const int64_t row = place[j];
 
             if (row < 0)
                 continue;
             if (col < D)
-                *(uint2 *)(x8 + row * pitch + col) = code;
+                *(uint4 *)(x8 + row * pitch + col) = make_uint4(lo.x, lo.y, hi.x, hi.y);
             if (lane == 0)
-                x8_scale[b * scale_pitch + row] = __fdiv_rn(fmaxf(most, 1e-30f), E4M3_MAX);
+                x8_scale[b * scale_pitch + row] = scale;
         }
     }
 }

@@ -5,8 +5,9 @@
  * engine: 128 columns of either operand and their scales. The first two warpgroups multiply, 64
  * rows each: four wgmma into fresh registers ("raw"), then acc += row scale * weight scale * raw in
  * f32, because the tensor cores keep about 14 bits of a long sum and because scales change with the
- * block. While one promotes, the other's multiplies run. acc starts at the bias, which therefore
- * never meets the short sums.
+ * block. The two take turns in issuing, so that one promotes while the other's multiplies run; left
+ * to themselves, both wait for the tensor cores and then both promote, and a sixth of the time is
+ * lost. acc starts at the bias, which therefore never meets the short sums.
  *
  * Two blocks form a cluster and take two tiles at a time: the same weights and two lots of rows
  * where the expert has them, so that each block fetches half of the weights for both; else, for the
@@ -265,6 +266,27 @@ __device__ __forceinline__ void store_group(const float (&acc)[96], const gemm_p
     }
 }
 
+/* Turns: a warpgroup issues after the other has. Each calls both as often as the other, idle or
+ * not, from turns_open() to turns_close(). */
+__device__ __forceinline__ void turns_open(int warpgroup)
+{
+    if (warpgroup == 1)
+        bar_arrive(1, CONSUMERS); /* the first turn is the other's */
+}
+__device__ __forceinline__ void turn_begin(int warpgroup)
+{
+    bar_sync(1 + warpgroup, CONSUMERS);
+}
+__device__ __forceinline__ void turn_end(int warpgroup)
+{
+    bar_arrive(2 - warpgroup, CONSUMERS);
+}
+__device__ __forceinline__ void turns_close(int warpgroup)
+{
+    if (warpgroup == 0)
+        bar_sync(1, CONSUMERS); /* the turn that would be next */
+}
+
 /* A stage has been read by this warp: one arrival at every block that writes into it. */
 template <int CLUSTER, int STAGES>
 __device__ __forceinline__ void release(gemm_smem<STAGES> &s, int stage, int lane)
@@ -288,12 +310,15 @@ __device__ __forceinline__ void multiply(gemm_smem<STAGES> &s, ring_place<STAGES
     const uint64_t b = wgmma_desc(smem_addr(s.b[at.stage]));
 
     mbarrier_wait(smem_addr(&s.full[at.stage]), at.parity);
+    turn_begin(warpgroup);
     wgmma_fence();
+
     wgmma_m64n192k32<0>(raw, a, b);
 #pragma unroll
     for (int i = 1; i < STEPS; i++)
         wgmma_m64n192k32<1>(raw, a + 2 * i, b + 2 * i);
     wgmma_commit();
+    turn_end(warpgroup);
     const float4 col = s.b_scale[at.stage];
     const float row0 = GATE_UP ? s.a_scale[at.stage][r0] : scale;
     const float row1 = GATE_UP ? s.a_scale[at.stage][r0 + 8] : scale;
@@ -314,12 +339,15 @@ __device__ __forceinline__ void consume(gemm_smem<STAGES> &s, const gemm_params 
     float raw[96] = {}, acc[96];
     int e = 0;
 
+    turns_open(warpgroup);
     for (int u = blockIdx.x / CLUSTER; u < s.unit_start[p.E]; u += gridDim.x / CLUSTER) {
         const work w = find_work<CLUSTER>(s, u, rank, p.tiles, e);
 
         if (w.rows <= 64 * warpgroup) {
             for (int k = 0; k < blocks; k++, at.next()) {
                 mbarrier_wait(smem_addr(&s.full[at.stage]), at.parity);
+                turn_begin(warpgroup);
+                turn_end(warpgroup);
                 release<CLUSTER>(s, at.stage, lane);
             }
             continue;
@@ -347,6 +375,7 @@ __device__ __forceinline__ void consume(gemm_smem<STAGES> &s, const gemm_params 
                 }
         }
     }
+    turns_close(warpgroup);
 }
 
 template <bool GATE_UP, int CLUSTER, int STAGES>
