@@ -10,7 +10,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-TESTS=(test_ops_attn test_ops_comm test_ops_dense test_ops_experts test_ops_load test_ops_sample test_model_backends test_model_ranks)
+TESTS=(test_ops_attn test_ops_comm test_ops_dense test_ops_experts test_ops_experts_fp8 test_ops_load test_ops_sample test_model_backends test_model_ranks)
 
 PROGRAMS=(tandem-router tandem-prefill tandem-decode)
 SERVE=(test_kv_cuda test_e2e_model test_e2e_faults test_e2e_device)
