@@ -6,7 +6,7 @@ const td_option prefill_options[] = {
     TD_WORKER_OPTIONS(prefill_config),
     {"chunk", TD_OPT_U32, offsetof(prefill_config, chunk), "0", 0, 65536,
      "Tokens computed at once. Cancels are looked at between chunks; larger chunks are faster. 0: "
-     "256 on the CPU, 2048 on a GPU.",
+     "256 on the CPU, 8192 on a GPU.",
      NULL},
     {"queue-limit", TD_OPT_U32, offsetof(prefill_config, queue_limit), "256", 1, 65536,
      "Prompts that may wait; one more is refused and the router tries elsewhere.", NULL},

@@ -9,7 +9,7 @@
 #include "prefill/config.h"
 #include "prefill/engine.h"
 
-enum { CPU_CHUNK = 256, GPU_CHUNK = 2048 }; /* what --chunk 0 means */
+enum { CPU_CHUNK = 256, GPU_CHUNK = 8192 }; /* what --chunk 0 means */
 
 static prefill_config cfg;
 static _Atomic(prefill_engine *) running; /* for the signal thread */

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests of the CUDA backend: every step against float64 on the GPU, whole models against the CPU, the KV transfer
 # between GPU memories, and a service of real processes. The last two need a UCX with CUDA (README): set ucx_ROOT.
+# Packed libraries of the CUDA toolkit take 0.5 GB; TANDEM_PACK_TOOLKIT=no leaves them out for a machine with one.
 #
 #   tests/run_gpu.sh               build (preset cuda) and run; "not run", exit 77, without a GPU
 #   tests/run_gpu.sh --pack DIR    build here, for a GPU machine that has only a driver: copy DIR and the
@@ -36,16 +37,24 @@ run_tests() {
     [ "$failed" -eq 0 ] && [ "$absent" -eq 0 ]
 }
 
+# The folder of UCX's modules; fails where they have no CUDA, and nothing can be served from a GPU then.
+ucx_modules() {
+    local folder
+    folder=$(dirname "$(readlink -f "$(ldd build/cuda/bin/tandem-prefill | awk '$1 ~ /libucs\.so/ { print $3 }')")")/ucx
+    echo "$folder"
+    [ -f "$folder/libuct_cuda.so" ]
+}
+
 # What a program needs that a GPU machine may not have: libnng, UCX with its modules, and the like.
 pack_libraries() {
-    local lib ucx
+    local lib ucx skip='/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so'
+    [ "${TANDEM_PACK_TOOLKIT:-yes}" = yes ] || skip="$skip|/cuda"
     ldd build/cuda/bin/tandem-prefill build/cuda/tests/test_kv_cuda build/cuda/tests/test_model_backends |
         awk '$2 == "=>" { print $3 }' | sort -u |
-        grep -Ev '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so' | while read -r lib; do
+        grep -Ev "$skip" | while read -r lib; do
             strip -o "$1/$(basename "$lib")" "$lib"
         done
-    ucx=$(dirname "$(readlink -f "$(ldd build/cuda/bin/tandem-prefill | awk '$1 ~ /libucs\.so/ { print $3 }')")")/ucx
-    [ -d "$ucx" ] || return 0
+    ucx=$(ucx_modules) || return 0
     mkdir -p "$1/ucx"
     for lib in "$ucx"/libuc[tm]_{cma,cuda,ib}.so; do
         [ ! -f "$lib" ] || strip -o "$1/ucx/$(basename "$lib")" "$lib"
@@ -69,7 +78,7 @@ pack() {
         echo '#!/usr/bin/env bash'
         echo '# Made by tests/run_gpu.sh --pack; run from the root of the repository.'
         echo 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'
-        echo 'export LD_LIBRARY_PATH=$HERE/lib TANDEM_E2E_BIN=$HERE/bin'
+        echo 'export LD_LIBRARY_PATH=$HERE/lib:/usr/local/cuda/lib64 TANDEM_E2E_BIN=$HERE/bin'
         declare -p TESTS SERVE
         declare -f run_tests
         echo 'run_tests "$HERE"'
@@ -78,7 +87,7 @@ pack() {
 }
 
 case "${1:-}" in
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     --pack) [ $# -eq 2 ] || { echo "usage: tests/run_gpu.sh --pack DIR" >&2; exit 2; } ;;
     '')
         if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
@@ -93,6 +102,10 @@ esac
 need_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
 configure cuda -DTANDEM_TESTS=ON ${ucx_ROOT:+"-Ducx_ROOT=$ucx_ROOT"}
 build cuda "${TESTS[@]}" "${SERVE[@]}" "${PROGRAMS[@]}" bench_model ops_cuda
+if ! ucx_modules >/dev/null; then
+    echo "not run: KV between GPU memories, and serving: this build's UCX has no CUDA; set ucx_ROOT" >&2
+    SERVE=()
+fi
 if [ "${1:-}" = --pack ]; then
     pack "$2" && echo "packed: copy $2 to the GPU machine and run $2/run.sh there"
 else

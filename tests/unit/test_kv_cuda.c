@@ -183,9 +183,16 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_kv_cuda_source_gives_up_a_frozen_sink_or_gets_through),
     };
 
+    const td_kv_wire_options opt = {.use_device = kv_memory_use_device};
+    td_error err = {0};
+
     kv_process_main_if_child(argc, argv);
     if (!kv_memory_has_cuda()) {
         printf("not run: no GPU that this build can use\n");
+        return NOT_RUN;
+    }
+    if (td_kv_wire_check(&opt, TD_KV_CUDA, 0, &err) == TD_UNAVAILABLE) {
+        printf("not run: %s\n", err.text);
         return NOT_RUN;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);
