@@ -42,6 +42,7 @@ typedef struct cuda_staging cuda_staging;
 
 struct td_dev {
     int32_t index;
+    int32_t held; /* processors that waiting kernels of other ranks on this GPU may occupy */
     td_stream stream;
     cuda_event event[TD_CUDA_EVENTS];
     uint32_t next_event;
