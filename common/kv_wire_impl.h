@@ -76,6 +76,7 @@ void kv_ucx_sleep(kv_ucx *u, td_usec timeout_us);
 td_status kv_ucx_use_device(const kv_options *opt, const td_kv_region *r, td_error *err);
 td_status kv_ucx_map(kv_ucx *u, const kv_options *opt, const td_kv_region *r, ucp_mem_h *out,
                      td_error *err);
+void kv_ucx_unmap(kv_ucx *u, ucp_mem_h memh);
 ucs_memory_type_t kv_ucx_memory(td_kv_memory m);
 
 /* major << 16 | minor of the UCX library that is loaded. */

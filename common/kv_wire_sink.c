@@ -208,7 +208,7 @@ static td_status sink_handle(td_kv_sink *s, unsigned id, ucp_am_recv_callback_t 
 static void sink_unmap(td_kv_sink *s)
 {
     while (s->n_mapped > 0)
-        ucp_mem_unmap(s->ucx.context, s->memh[--s->n_mapped]);
+        kv_ucx_unmap(&s->ucx, s->memh[--s->n_mapped]);
 }
 
 /* Map every region and write the descriptor. */

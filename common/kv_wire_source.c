@@ -164,7 +164,7 @@ static void *source_main(void *arg)
     if (st != TD_OK)
         return NULL;
     source_run(s);
-    ucp_mem_unmap(s->ucx.context, s->memh);
+    kv_ucx_unmap(&s->ucx, s->memh);
     kv_ucx_close(&s->ucx);
     return NULL;
 }

@@ -10,6 +10,8 @@
 #define _GNU_SOURCE /* ppoll */
 #include "common/kv_wire_impl.h"
 
+#include "common/log.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -264,7 +266,14 @@ void kv_ucx_wake(const kv_ucx *u)
 
 bool kv_ucx_arm(ucp_worker_h worker)
 {
-    return ucp_worker_arm(worker) != UCS_OK; /* BUSY: something came in since the last progress */
+    static _Atomic bool told;
+    ucs_status_t s = ucp_worker_arm(worker);
+
+    /* BUSY: something came in since the last progress. Anything else is a transport that is broken:
+     * then its events are looked for at every tick, and what waits for them is given up in time. */
+    if (s != UCS_OK && s != UCS_ERR_BUSY && !atomic_exchange(&told, true))
+        td_warn("kv_arm_failed", "reason=\"%s\"", ucs_status_string(s));
+    return s == UCS_ERR_BUSY;
 }
 
 void kv_ucx_sleep(kv_ucx *u, td_usec timeout_us)
@@ -314,6 +323,14 @@ td_status kv_ucx_map(kv_ucx *u, const kv_options *opt, const td_kv_region *r, uc
         return kv_ucx_fail(err, s, "KV transfer: mapping %llu bytes of %s memory",
                            (unsigned long long)r->bytes, r->memory == TD_KV_CUDA ? "CUDA" : "host");
     return TD_OK;
+}
+
+void kv_ucx_unmap(kv_ucx *u, ucp_mem_h memh)
+{
+    ucs_status_t s = ucp_mem_unmap(u->context, memh);
+
+    if (s != UCS_OK)
+        td_warn("kv_unmap_failed", "reason=\"%s\"", ucs_status_string(s));
 }
 
 td_status td_kv_wire_check(const td_kv_wire_options *opt, td_kv_memory memory, int32_t device,
