@@ -342,7 +342,8 @@ td_status td_model_open_source(const td_weight_source *src, const td_model_confi
             TD_OK ||
         (st = load_weights(m, src, err)) != TD_OK ||
         (st = m->opt.device_bytes > 0 ? fit_kv(m, err) : TD_OK) != TD_OK ||
-        (st = td_ranks_run(m->ranks, alloc_kv_rank, m, err)) != TD_OK)
+        (st = td_ranks_run(m->ranks, alloc_kv_rank, m, err)) != TD_OK ||
+        (st = model_warm_ranks(m, err)) != TD_OK)
         goto fail;
     td_rope_fini(&rope);
     *out = m;

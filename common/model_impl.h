@@ -110,6 +110,9 @@ struct td_model {
 /* One rank's share of m->step; a td_rank_fn, ctx is the model. */
 td_status model_forward(void *ctx, int32_t rank, td_error *err);
 
+/* model_warm.c: at the end of opening. */
+td_status model_warm_ranks(td_model *m, td_error *err);
+
 /* model_inputs.c: checks. Sequence i of the step puts n tokens at s->pos. */
 td_status model_check_tokens(const td_model *m, const int32_t *tokens, int32_t n, td_error *err);
 td_status model_check_seq(const td_model *m, int32_t i, const td_seq *s, int32_t n, td_error *err);

@@ -5,7 +5,8 @@
  * Parts of a sum are rounded to the backend's activations on each rank, so logits differ a little
  * from one rank's, and by more in rows that fall on the other side of a near tie between experts;
  * bounds are on all rows together, as in test_model_backends.c. What must not differ at all: the
- * same row in prefill, in decode and in any batch. */
+ * same row in prefill, in decode and in any batch. With TANDEM_TEST_LARGE set, layers of
+ * gpt-oss-20b's shape with random weights as well. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +23,8 @@
 
 #define TINY "models/tandem-tiny"
 
-enum { NOT_RUN = 77, PAGES = 8, CHUNK = 100, RINGS = 4, PROMPT = 190, STEPS = 20 };
+/* The first chunk of a prompt is a large step (over TD_SMALL_STEP), the second a small one. */
+enum { NOT_RUN = 77, PAGES = 8, CHUNK = 150, RINGS = 4, PROMPT = 190, STEPS = 20 };
 
 static int32_t devices = 1;
 
@@ -46,20 +48,31 @@ typedef struct logits {
     float *steps;  /* [STEPS, RINGS] */
 } logits;
 
-static td_model *open_split(const td_model_config *cfg, int32_t tp, int32_t ep)
+typedef struct split {
+    int32_t tp, ep;
+    td_expert_format experts;
+} split;
+
+/* Of tandem-tiny's files, or as published but for depth and vocabulary and made from a seed. */
+static bool large;
+
+static td_model *open_split(const td_model_config *cfg, split way)
 {
     int32_t device[8];
     td_checkpoint *ckpt = NULL;
     td_model *m = NULL;
     td_error err = {0};
 
-    for (int32_t i = 0; i < tp; i++)
+    for (int32_t i = 0; i < way.tp; i++)
         device[i] = i % devices;
-    check_ok(td_checkpoint_open(TINY, cfg, &ckpt, &err), &err);
+    check_ok(large ? td_checkpoint_random(cfg, 1, &ckpt, &err)
+                   : td_checkpoint_open(TINY, cfg, &ckpt, &err),
+             &err);
     check_ok(td_model_open(ckpt, cfg,
                            &(td_model_options){.backend = backend(),
-                                               .tp = tp,
-                                               .ep = ep,
+                                               .tp = way.tp,
+                                               .ep = way.ep,
+                                               .experts = way.experts,
                                                .devices = device,
                                                .kv_dtype = TD_KV_BF16,
                                                .kv_pages = RINGS * PAGES,
@@ -132,14 +145,14 @@ static void decode(td_model *m, int32_t first, int32_t n, int32_t pos, int32_t v
              &err);
 }
 
-static logits run(const td_model_config *cfg, int32_t tp, int32_t ep)
+static logits run(const td_model_config *cfg, split way)
 {
     size_t V = (size_t)cfg->vocab;
     logits l = {.vocab = cfg->vocab,
                 .prompt = malloc(PROMPT * V * sizeof(float)),
                 .steps = malloc(STEPS * RINGS * V * sizeof(float))};
     float *again = malloc(RINGS * V * sizeof(float));
-    td_model *m = open_split(cfg, tp, ep);
+    td_model *m = open_split(cfg, way);
 
     assert_true(l.prompt != NULL && l.steps != NULL && again != NULL);
     for (int32_t s = RINGS - 1; s >= 0; s--)
@@ -205,31 +218,83 @@ static bool close_enough(const char *what, const float *want, const float *got, 
     return rms <= allowed && typical <= allowed / 4 && differ <= rows / 5;
 }
 
+/* Each of n ways against one rank with experts in the same format. */
+static void check_splits(const td_model_config *cfg, const split *ways, int n, double allowed)
+{
+    logits one = {0};
+    int bad = 0;
+
+    for (int i = 0; i < n; i++) {
+        const char *format = ways[i].experts == TD_EXPERTS_FP8 ? " fp8" : "";
+        char what[80];
+
+        if (i == 0 || ways[i].experts != ways[i - 1].experts) {
+            free_logits(&one);
+            one = run(cfg, (split){1, 1, ways[i].experts});
+        }
+        logits many = run(cfg, ways[i]);
+        snprintf(what, sizeof what, "%stp %d ep %d%s prompt", large ? "20b " : "", ways[i].tp,
+                 ways[i].ep, format);
+        bad += !close_enough(what, one.prompt, many.prompt, PROMPT, cfg->vocab, allowed);
+        snprintf(what, sizeof what, "%stp %d ep %d%s decode", large ? "20b " : "", ways[i].tp,
+                 ways[i].ep, format);
+        bad += !close_enough(what, one.steps, many.steps, STEPS * RINGS, cfg->vocab, allowed);
+        free_logits(&many);
+    }
+    free_logits(&one);
+    assert_int_equal(bad, 0); /* after all of them: the pattern tells more than the first */
+}
+
 static void test_model_ranks_agree_with_one(void **state)
 {
-    static const int32_t splits[][2] = {{2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}, {8, 2}, {8, 8}};
-    double allowed = strcmp(backend(), "cpu") == 0 ? 0.001 : 0.02;
+    static const split ways[] = {{2, 1, TD_EXPERTS_MXFP4}, {2, 2, TD_EXPERTS_MXFP4},
+                                 {4, 1, TD_EXPERTS_MXFP4}, {4, 2, TD_EXPERTS_MXFP4},
+                                 {4, 4, TD_EXPERTS_MXFP4}, {8, 2, TD_EXPERTS_MXFP4},
+                                 {8, 8, TD_EXPERTS_MXFP4}};
     td_model_config cfg;
     td_error err = {0};
-    int bad = 0;
 
     (void)state;
     if (access(TINY "/config.json", R_OK) != 0)
         skip();
     check_ok(td_model_config_read(TINY, &cfg, &err), &err);
-    logits one = run(&cfg, 1, 1);
-    for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {
-        char what[64];
-        logits many = run(&cfg, splits[i][0], splits[i][1]);
+    check_splits(&cfg, ways, sizeof ways / sizeof ways[0],
+                 strcmp(backend(), "cpu") == 0 ? 0.001 : 0.02);
+}
 
-        snprintf(what, sizeof what, "tp %d ep %d prompt", splits[i][0], splits[i][1]);
-        bad += !close_enough(what, one.prompt, many.prompt, PROMPT, cfg.vocab, allowed);
-        snprintf(what, sizeof what, "tp %d ep %d decode", splits[i][0], splits[i][1]);
-        bad += !close_enough(what, one.steps, many.steps, STEPS * RINGS, cfg.vocab, allowed);
-        free_logits(&many);
-    }
-    free_logits(&one);
-    assert_int_equal(bad, 0); /* after all of them: the pattern tells more than the first */
+static void test_layers_of_20b_agree_with_one_rank(void **state)
+{
+    static const split ways[] = {{2, 1, TD_EXPERTS_MXFP4},
+                                 {2, 2, TD_EXPERTS_MXFP4},
+                                 {2, 1, TD_EXPERTS_FP8},
+                                 {2, 2, TD_EXPERTS_FP8}};
+    td_model_config cfg = {.n_layers = 4,
+                           .hidden = 2880,
+                           .n_q_heads = 64,
+                           .n_kv_heads = 8,
+                           .head_dim = 64,
+                           .n_experts = 32,
+                           .top_k = 4,
+                           .inter = 2880,
+                           .vocab = 4096,
+                           .window = 128,
+                           .windowed = {true, false, true, false},
+                           .max_positions = 131072,
+                           .eps = 1e-5f,
+                           .swiglu_limit = 7,
+                           .rope_theta = 150000,
+                           .yarn_factor = 32,
+                           .yarn_beta_fast = 32,
+                           .yarn_beta_slow = 1,
+                           .yarn_original_positions = 4096};
+    bool cpu = strcmp(backend(), "cpu") == 0; /* it has no FP8 */
+
+    (void)state;
+    if (getenv("TANDEM_TEST_LARGE") == NULL)
+        skip();
+    large = true;
+    check_splits(&cfg, ways, cpu ? 2 : 4, cpu ? 0.001 : 0.03);
+    large = false;
 }
 
 /* Twice the same split, twice the same bits. */
@@ -242,7 +307,8 @@ static void test_model_ranks_repeat_themselves(void **state)
     if (access(TINY "/config.json", R_OK) != 0)
         skip();
     check_ok(td_model_config_read(TINY, &cfg, &err), &err);
-    logits a = run(&cfg, 4, 2), b = run(&cfg, 4, 2);
+    const split way = {4, 2, TD_EXPERTS_MXFP4};
+    logits a = run(&cfg, way), b = run(&cfg, way);
     assert_memory_equal(a.prompt, b.prompt, PROMPT * (size_t)cfg.vocab * sizeof(float));
     assert_memory_equal(a.steps, b.steps, STEPS * RINGS * (size_t)cfg.vocab * sizeof(float));
     free_logits(&a);
@@ -269,6 +335,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_ranks_agree_with_one),
+        cmocka_unit_test(test_layers_of_20b_agree_with_one_rank),
         cmocka_unit_test(test_model_ranks_repeat_themselves),
     };
     const td_ops *ops;
