@@ -6,23 +6,21 @@
  * warp takes one alone, and no warp waits for another. Either way the same numbers are added in the
  * same order, and how keys are cut depends on the sequence's length alone: a sequence keeps its
  * bits in any batch. One of one chunk is finished in place; else every chunk leaves (m, l, o), and
- * a second kernel joins them. That one is launched early and waits on the device.
+ * a second kernel joins them, which is launched early and waits on the device.
  *
  * Blocks stay and take every n-th unit of a list that each works out from the lengths. A warp asks
  * for the keys and values of its next step, be it another unit's, as soon as registers are free.
  *
- * Bound by the keys and values that must be read; one sequence, by how long the first byte takes.
- * One H200, 2026-11-30, graph replays over caches that rotate past L2, 64 heads over 8: bf16 at
- * 8192 positions 1.7 TB/s for one sequence, 3.3 for 8, 4.0 for 64 and 128; at 32768 positions 3.0,
- * 4.0, 4.3; e4m3 1.0, 2.3, 3.4 and 2.2, 3.5, 3.9; a window of 128 takes 4 us for one sequence, 11
- * for 64. */
-#include "kernels/cuda/attn_step.cuh"
-#include "kernels/cuda/backend.h"
+ * Bound by the keys and values that must be read; one sequence by latencies, of two launches and of
+ * the first bytes. One H200, 2026-11-30, graph replays over caches that rotate past L2, 64 heads
+ * over 8; TB/s for 1, 8 and 64 sequences: bf16 of 8192 positions 1.7, 3.3, 4.0, of 32768 3.0, 4.0,
+ * 4.3; e4m3 1.0, 2.6, 3.6 and 2.2, 3.5, 4.0. A window of 128 takes 4 us for one, 12 for 64. */
+#include "kernels/cuda/attn_join.cuh"
 #include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/tune.h"
 
-static const int WARPS = 8, BLOCKS = 2; /* of a block; of a multiprocessor: 128 KiB asked for */
-static const int JOIN_WARPS = 4, TABLE = 2048;
+static const int BLOCKS = 2; /* of a multiprocessor: 16 warps ask for 128 KiB */
+static const int JOIN_WARPS = 4;
+static const int TABLE = 2048; /* pages of a table that fits into shared memory */
 /* Shared memory that nobody uses: with it, no two blocks share a multiprocessor. Else a few units
  * would not be spread evenly while blocks of the kernel before are still there. */
 static const int ALONE = 80 * 1024;
@@ -30,224 +28,10 @@ static const int ALONE = 80 * 1024;
 /* Units: a block takes one, and not a warp. */
 static const int SPREAD_BELOW = 1024;
 
-struct decode_params {
-    const __nv_bfloat16 *q;
-    const uint8_t *kv;
-    __nv_bfloat16 *out;
-    int64_t head_stride, side_stride; /* bytes */
-    const int32_t *len, *table;
-    const float *sinks;
-    int32_t T, H, K, G, window, wrap, table_stride, chunks_log2;
-    int32_t direct; /* a block a unit; so many, at most, a sequence and kv head. 0: use the list */
-    float by_K, by_wrap, by_direct; /* 1 / K ... */
-    float c;
-    float2 *ml; /* [sequences of a launch, H, chunks] */
-    float *o;   /* the same, 64 each */
-};
-
-/* x / d, rounded down, from 1 / d; x below 2^22. Integer division is slow, and much waits for it.
- */
-static __device__ __forceinline__ int quotient(int x, float by)
-{
-    return (int)(((float)x + 0.5f) * by);
-}
-
-/* Positions lo .. pos of a sequence, pages first .. last, cut into chunks of `pages`. */
-struct decode_cut {
-    int pos, lo, first, last, pages, chunks;
-};
-static __device__ __forceinline__ decode_cut cut_of(const decode_params &p, int len)
-{
-    decode_cut c;
-
-    c.pos = len - 1;
-    c.lo = p.window > 0 ? max(len - p.window, 0) : 0;
-    c.first = c.lo / TD_KV_PAGE;
-    c.last = c.pos >= 0 ? c.pos / TD_KV_PAGE : -1;
-    c.pages = td_tune_chunk_pages(c.last - c.first + 1, p.chunks_log2);
-    c.chunks = max(quotient(c.last - c.first + c.pages, __frcp_rn((float)c.pages)), 1);
-    return c;
-}
-
-/* A chunk of a kv head of a sequence, or a warp's part of it: steps first .. last, joined after
- * each `group`. */
-struct decode_unit {
-    int t, head, chunk, chunks, lo, pos, first, last, group;
-};
-
-template <int STEP>
-static __device__ __forceinline__ decode_unit unit_of(const decode_params &p, int t, int head,
-                                                      int chunk, int len)
-{
-    const int per_page = TD_KV_PAGE / STEP;
-    const decode_cut c = cut_of(p, len);
-    decode_unit u;
-
-    u.t = t;
-    u.head = head;
-    u.chunk = chunk;
-    u.chunks = c.chunks;
-    u.lo = c.lo;
-    u.pos = c.pos;
-    u.first = (c.first + chunk * c.pages) * per_page;
-    u.last = u.first + c.pages * per_page - 1;
-    u.first = max(u.first, c.lo / STEP);
-    u.last = c.pos < 0 ? u.first - 1 : min(u.last, c.pos / STEP);
-    u.group = (u.last - u.first + WARPS) / WARPS;
-    return u;
-}
-
-/* The units of all sequences of a launch. */
-struct decode_list {
-    int len[TD_CUDA_DECODE_GROUP], warp_sum[WARPS];
-    int start[TD_CUDA_DECODE_GROUP + 1]; /* of each its first chunk's number among all */
-
-    /* By the whole block. */
-    __device__ __forceinline__ void make(const decode_params &p)
-    {
-        const int t = threadIdx.x, lane = t % 32, n = t < p.T ? p.len[t] : 0;
-        int sum = t < p.T ? cut_of(p, n).chunks : 0;
-
-#pragma unroll
-        for (int x = 1; x < 32; x *= 2) {
-            const int before = __shfl_up_sync(~0u, sum, x);
-
-            if (lane >= x)
-                sum += before;
-        }
-        if (lane == 31)
-            warp_sum[t / 32] = sum;
-        __syncthreads();
-        for (int w = 0; w < t / 32; w++)
-            sum += warp_sum[w];
-        if (t < p.T) {
-            len[t] = n;
-            start[t + 1] = sum;
-        }
-        if (t == 0)
-            start[0] = 0;
-        __syncthreads();
-    }
-    __device__ __forceinline__ int units(const decode_params &p) const
-    {
-        return start[p.T] * p.K;
-    }
-    template <int STEP>
-    __device__ __forceinline__ decode_unit at(const decode_params &p, int i) const
-    {
-        const int n = quotient(i, p.by_K);
-        int below = 0, above = p.T; /* start[below] <= n < start[above] */
-
-        while (above - below > 1) {
-            const int mid = (below + above) / 2;
-
-            if (start[mid] <= n)
-                below = mid;
-            else
-                above = mid;
-        }
-        return unit_of<STEP>(p, below, i - n * p.K, n - start[below], len[below]);
-    }
-};
-
-/* --- joining ------------------------------------------------------------------------------------
- */
-
-/* How (m, l) joins what came before it (M, L): both sums of values are rescaled, by these. What saw
- * nothing (m = -inf) changes nothing. */
-struct decode_joint {
-    float before, now;
-};
-static __device__ __forceinline__ decode_joint join(float &M, float &L, float m, float l)
-{
-    const float top = fmaxf(M, m), base = top == -INFINITY ? 0.0f : top;
-    const decode_joint j = {ex2_approx(M - base), ex2_approx(m - base)};
-
-    M = top;
-    L = __fmaf_rn(l, j.now, __fmul_rn(L, j.before));
-    return j;
-}
-static __device__ __forceinline__ float join_value(decode_joint j, float before, float now)
-{
-    return __fmaf_rn(now, j.now, __fmul_rn(before, j.before));
-}
-
-/* What a warp has of its unit so far; in shared memory. */
-struct decode_part {
-    float o[8][68]; /* heads; padded against bank conflicts */
-    float2 ml[8];
-
-    __device__ __forceinline__ void clear()
-    {
-        const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-
-        __syncwarp(); /* the last one's readers are done */
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float4 *to = (float4 *)&o[q * 2 + h][g * 8];
-
-            to[0] = to[1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-        if (g < 2)
-            ml[q * 2 + g] = make_float2(-INFINITY, 0.0f);
-        __syncwarp();
-    }
-    __device__ __forceinline__ void add(const decode_state &st)
-    {
-        const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-        float2 now[2];
-
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float sum = sum_over_keys(st.l[h]);
-            float4 *to = (float4 *)&o[q * 2 + h][g * 8], a = to[0], b = to[1];
-
-            now[h] = ml[q * 2 + h];
-            const decode_joint j = join(now[h].x, now[h].y, st.m[h], sum);
-            to[0] = make_float4(join_value(j, a.x, st.o[0][h]), join_value(j, a.y, st.o[0][h + 2]),
-                                join_value(j, a.z, st.o[1][h]), join_value(j, a.w, st.o[1][h + 2]));
-            to[1] = make_float4(join_value(j, b.x, st.o[2][h]), join_value(j, b.y, st.o[2][h + 2]),
-                                join_value(j, b.z, st.o[3][h]), join_value(j, b.w, st.o[3][h + 2]));
-        }
-        __syncwarp(); /* all have read ml */
-        if (g == 0) {
-            ml[q * 2] = now[0];
-            ml[q * 2 + 1] = now[1];
-        }
-        __syncwarp();
-    }
-};
-
-/* Two dimensions of a head, from parts in order. */
-struct decode_sum {
-    float M, L, x, y;
-
-    __device__ __forceinline__ void clear()
-    {
-        M = -INFINITY;
-        L = x = y = 0.0f;
-    }
-    __device__ __forceinline__ void add(float2 ml, float2 o)
-    {
-        const decode_joint j = join(M, L, ml.x, ml.y);
-
-        x = join_value(j, x, o.x);
-        y = join_value(j, y, o.y);
-    }
-    __device__ __forceinline__ void finish(__nv_bfloat16 *out, float sink, bool padding)
-    {
-        const float f = attn_finish(M, L, sink);
-
-        *(uint32_t *)out = padding ? 0 : cvt_bf16x2(__fmul_rn(x, f), __fmul_rn(y, f));
-    }
-};
-
 static __device__ __forceinline__ void cp_async_4(uint32_t dst, const void *src)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(dst), "l"(src) : "memory");
 }
-
-/* --- the kernel ------------------------------------------------------------------------------- */
 
 template <bool E4M3>
 static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
@@ -395,33 +179,28 @@ static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
             }
         }
 
-        /* The block's parts in order, a warp a head; two sets of them in turn, so one barrier is
-         * enough. Or the warp's own. */
-        const bool split = u->chunks > 1;
-        const int h0 = spread ? warp : 0, h1 = spread ? min(warp + 1, p.G) : p.G;
-        decode_sum sum;
+        if (!spread) {
+            leave_alone(p, *u, part);
+        } else {
+            /* A warp a head; two sets of parts in turn, so one barrier is enough. */
+            const int row = u->head * p.G + warp;
+            const int64_t out = (int64_t)u->t * p.H + row;
+            decode_sum sum;
 
-        if (spread)
             __syncthreads();
-        for (int h = h0; h < h1; h++) {
-            const int64_t row = (int64_t)u->t * p.H + u->head * p.G + h;
-
             sum.clear();
-            if (spread) {
 #pragma unroll
-                for (int w = 0; w < WARPS; w++)
-                    sum.add(parts[turn][w].ml[h], *(const float2 *)&parts[turn][w].o[h][lane * 2]);
-            } else {
-                sum.add(part.ml[h], *(const float2 *)&part.o[h][lane * 2]);
-            }
-            if (split) {
-                const int64_t at = row * TD_TUNE_CHUNKS + u->chunk;
+            for (int w = 0; w < WARPS; w++)
+                sum.add(parts[turn][w].ml[warp],
+                        *(const float2 *)&parts[turn][w].o[warp][lane * 2]);
+            if (warp < p.G && u->chunks == 1) {
+                sum.finish(p.out + out * 64 + lane * 2, p.sinks[row], u->pos < 0);
+            } else if (warp < p.G) {
+                const int64_t at = out * TD_TUNE_CHUNKS + u->chunk;
 
                 if (lane == 0)
                     p.ml[at] = make_float2(sum.M, sum.L);
                 *(float2 *)(p.o + at * 64 + lane * 2) = make_float2(sum.x, sum.y);
-            } else {
-                sum.finish(p.out + row * 64 + lane * 2, p.sinks[u->head * p.G + h], u->pos < 0);
             }
         }
         if (!more)
@@ -433,56 +212,27 @@ static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     }
 }
 
-/* A warp a query head: lane i weighs chunk i, then all add two dimensions each. */
+/* A warp a query head. */
 static __global__ void __launch_bounds__(JOIN_WARPS * 32)
     join_kernel(const __grid_constant__ decode_params p)
 {
     const int lane = threadIdx.x % 32, h = blockIdx.x * JOIN_WARPS + threadIdx.x / 32;
     const int t = blockIdx.y, chunks = cut_of(p, p.len[t]).chunks;
     const int64_t row = (int64_t)t * p.H + h, at = row * TD_TUNE_CHUNKS;
-
-    if (h >= p.H || chunks == 1)
-        return;
-    const float sink = p.sinks[h];
     const float *o = p.o + at * 64 + lane * 2;
-    float2 sum = make_float2(0.0f, 0.0f);
-
-    float2 part[TD_TUNE_CHUNKS / 2];
+    const float sink = p.sinks[min(h, p.H - 1)];
+    float2 part[TD_TUNE_CHUNKS], ml;
 
     griddepcontrol_launch_dependents();
-    griddepcontrol_wait(); /* the chunks' results are there */
-    const float2 ml = lane < chunks ? __ldcg(p.ml + at + lane) : make_float2(-INFINITY, 0.0f);
-    float M = ml.x, L, w;
-
-    /* Half of the chunks at a time, asked for before their weights are known. */
+    griddepcontrol_wait(); /* the chunks' results are there; who comes next relies on it too */
+    if (h >= p.H || chunks == 1)
+        return;
+    ml = lane < chunks ? __ldcg(p.ml + at + lane) : make_float2(-INFINITY, 0.0f);
 #pragma unroll
-    for (int i = 0; i < TD_TUNE_CHUNKS / 2; i++)
+    for (int i = 0; i < TD_TUNE_CHUNKS; i++) /* asked for before their weights are known */
         if (i < chunks)
             part[i] = __ldcg((const float2 *)(o + i * 64));
-    for (int x = 16; x > 0; x /= 2)
-        M = fmaxf(M, __shfl_xor_sync(~0u, M, x));
-    w = ex2_approx(ml.x - M);
-    L = ml.y * w;
-    for (int x = 16; x > 0; x /= 2)
-        L += __shfl_xor_sync(~0u, L, x);
-    w *= attn_finish(M, L, sink);
-#pragma unroll
-    for (int first = 0; first < TD_TUNE_CHUNKS; first += TD_TUNE_CHUNKS / 2) {
-#pragma unroll
-        for (int i = 0; i < TD_TUNE_CHUNKS / 2; i++)
-            if (first > 0 && first + i < chunks)
-                part[i] = __ldcg((const float2 *)(o + (first + i) * 64));
-#pragma unroll
-        for (int i = 0; i < TD_TUNE_CHUNKS / 2; i++) {
-            const float wi = __shfl_sync(~0u, w, first + i);
-
-            if (first + i < chunks) {
-                sum.x = __fmaf_rn(part[i].x, wi, sum.x);
-                sum.y = __fmaf_rn(part[i].y, wi, sum.y);
-            }
-        }
-    }
-    *(uint32_t *)(p.out + row * 64 + lane * 2) = cvt_bf16x2(sum.x, sum.y);
+    join_chunks(ml, chunks, sink, p.out + row * 64, [&](int i) { return part[i]; });
 }
 
 static size_t partials(int64_t T, int32_t H)
@@ -520,6 +270,7 @@ static td_status launch(Kernel kernel, dim3 grid, int threads, int smem, const d
 
 td_status td_cuda_attn_decode(td_stream *s, const td_attn_decode_args *a, td_error *err)
 {
+    const auto kernel = a->kv.elt == TD_ELT_E4M3 ? decode_kernel<true> : decode_kernel<false>;
     td_status st = td_cuda_check_heads("attn_decode", a->H, a->K, a->d, err);
     cuda_ws ws = {(char *)a->ws};
     decode_params p = {};
@@ -535,12 +286,17 @@ td_status td_cuda_attn_decode(td_stream *s, const td_attn_decode_args *a, td_err
                                   td_cuda_vector(a->sinks), a->q, a->out, err);
     if ((st = td_cuda_status(
              err, cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, s->dev->index),
-             "asking for multiprocessors")) != TD_OK)
+             "asking for multiprocessors")) != TD_OK ||
+        (st = td_cuda_status(
+             err, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ALONE),
+             "attn_decode's shared memory")) != TD_OK)
         return st;
-    const auto kernel = a->kv.elt == TD_ELT_E4M3 ? decode_kernel<true> : decode_kernel<false>;
     const size_t elt = td_elt_bytes(a->kv.elt);
-    const int64_t most_pages =
+    const int64_t pages =
         a->window > 0 ? ((int64_t)a->window + TD_KV_PAGE - 2) / TD_KV_PAGE + 1 : a->wrap;
+    const int64_t least = (pages + TD_TUNE_LEAST_PAGES - 1) / TD_TUNE_LEAST_PAGES;
+    const int log2 = td_tune_chunks_log2(a->K);
+    const int chunks = least < 1 << log2 ? (int)least : 1 << log2; /* of a sequence, at most */
 
     p.kv = (const uint8_t *)a->kv.base;
     p.head_stride = a->kv.head_stride * (int64_t)elt;
@@ -552,37 +308,27 @@ td_status td_cuda_attn_decode(td_stream *s, const td_attn_decode_args *a, td_err
     p.window = a->window;
     p.wrap = a->wrap;
     p.table_stride = a->table_stride;
-    p.chunks_log2 = td_tune_chunks_log2(a->K);
+    p.chunks_log2 = log2;
     p.by_K = 1.0f / (float)a->K;
     p.by_wrap = 1.0f / (float)a->wrap;
+    p.by_direct = 1.0f / (float)chunks;
     p.c = a->scale * ATTN_LOG2E;
     p.ml = (float2 *)td_cuda_ws_take(&ws, partials(a->T, a->H) * sizeof(float2));
     p.o = (float *)td_cuda_ws_take(&ws, partials(a->T, a->H) * 64 * sizeof(float));
-    int64_t chunks = (most_pages + TD_TUNE_LEAST_PAGES - 1) / TD_TUNE_LEAST_PAGES; /* of one */
-
-    if (chunks > 1 << p.chunks_log2)
-        chunks = 1 << p.chunks_log2;
-    if ((st = td_cuda_status(
-             err, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ALONE),
-             "attn_decode's shared memory")) != TD_OK)
-        return st;
     for (int32_t t = 0; t < a->T; t += TD_CUDA_DECODE_GROUP) { /* one group's partials at a time */
-        int64_t units;
-
         p.T = a->T - t < TD_CUDA_DECODE_GROUP ? a->T - t : TD_CUDA_DECODE_GROUP;
         p.q = (const __nv_bfloat16 *)a->q + (int64_t)t * a->H * 64;
         p.out = (__nv_bfloat16 *)a->out + (int64_t)t * a->H * 64;
         p.len = a->len + t;
         p.table = a->table + (int64_t)t * a->table_stride;
-        units = chunks * p.T * p.K;
-        p.direct = units <= sms * BLOCKS ? (int32_t)chunks : 0;
-        p.by_direct = 1.0f / (float)chunks;
-        const unsigned grid = (unsigned)(units < sms * BLOCKS ? units : sms * BLOCKS);
 
+        const int64_t units = (int64_t)chunks * p.T * p.K;
+        const int blocks = units < sms * BLOCKS ? (int)units : sms * BLOCKS;
         const dim3 joins((unsigned)((p.H + JOIN_WARPS - 1) / JOIN_WARPS), (unsigned)p.T);
 
-        if ((st = launch(kernel, grid, WARPS * 32, units <= sms ? ALONE : 0, p, s->handle, err)) !=
-                TD_OK ||
+        p.direct = units <= blocks ? chunks : 0;
+        if ((st = launch(kernel, dim3((unsigned)blocks), WARPS * 32, units <= sms ? ALONE : 0, p,
+                         s->handle, err)) != TD_OK ||
             (chunks > 1 &&
              (st = launch(join_kernel, joins, JOIN_WARPS * 32, 0, p, s->handle, err)) != TD_OK))
             return st;
