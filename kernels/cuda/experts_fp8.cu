@@ -7,7 +7,19 @@
  *   combine   a block a token: its pairs in the router's order, f32
  *
  * Where a pair lands within its expert may differ from run to run; nothing depends on it, because
- * rows of a product do not touch each other. */
+ * rows of a product do not touch each other.
+ *
+ * One H200, 2026-11-30, gpt-oss-20b's layer (32 experts, 4 a token), random data, microseconds:
+ *
+ *   tokens  step  plan  quantise  gate_up  down  combine  step's TFLOP/s
+ *     1024   314     7         7      185   105        6    650
+ *     2048   505     7        11      306   162       19    808
+ *     4096   857     9        25      514   275       35    951
+ *     8192  1587    15        48      950   501       63  1,028
+ *
+ * gate_up and down were timed apart, in a shorter run. With 128 experts, 1024 tokens take 846, when
+ * the weights come at 3.9 TB/s, and 8192 take 1,940. Quantising and combining are bound by memory.
+ */
 #include "kernels/cuda/experts_fp8_gemm.h"
 
 #include "kernels/cuda/experts_fp8.cuh"
@@ -63,6 +75,7 @@ __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ 
     __shared__ int count[PLANNERS], start[PLANNERS];
     const int t = threadIdx.x;
 
+    griddepcontrol_launch_dependents();
     count[t] = 0;
     __syncthreads();
     for (int first = t; first < p.pairs; first += BATCH * PLANNERS) {
@@ -145,6 +158,7 @@ __global__ void __launch_bounds__(TOKEN_THREADS)
     const int64_t token = blockIdx.x;
     const int lane = threadIdx.x % 8;
 
+    griddepcontrol_launch_dependents();
     place += token * k;
     t += token * D / 8;
     for (int b = threadIdx.x / 8; b * 128 < D; b += TOKEN_THREADS / 8) {
@@ -160,6 +174,8 @@ __global__ void __launch_bounds__(TOKEN_THREADS)
         most = fmaxf(most, 1e-30f);
         const float f = __fdiv_rn(E4M3_MAX, most), scale = __fdiv_rn(most, E4M3_MAX);
         const uint2 lo = scaled(in0, f), hi = scaled(in1, f);
+
+        griddepcontrol_wait(); /* for the plan; t was there before it */
 
 #pragma unroll 4
         for (int j = 0; j < k; j++) {
@@ -181,6 +197,7 @@ __global__ void __launch_bounds__(TOKEN_THREADS)
 {
     const int64_t token = blockIdx.x;
 
+    griddepcontrol_wait();
     place += token * k;
     prob += token * k;
     for (int col = threadIdx.x * 8; col < D; col += TOKEN_THREADS * 8) {
@@ -205,6 +222,24 @@ __global__ void __launch_bounds__(TOKEN_THREADS)
             make_uint4(cvt_bf16x2(sum[0], sum[1]), cvt_bf16x2(sum[2], sum[3]),
                        cvt_bf16x2(sum[4], sum[5]), cvt_bf16x2(sum[6], sum[7]));
     }
+}
+
+/* Launch that may begin while the kernel before it ends; kernels here wait by
+ * griddepcontrol_wait(). */
+template <class... A>
+cudaError_t launch_early(void (*kernel)(A...), int grid, cudaStream_t s, A... a)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t c = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = dim3((unsigned)grid);
+    c.blockDim = dim3(TOKEN_THREADS);
+    c.stream = s;
+    c.attrs = &early;
+    c.numAttrs = 1;
+    return cudaLaunchKernelEx(&c, kernel, a...);
 }
 
 td_status check(const td_experts_args *a, td_error *err)
@@ -274,10 +309,15 @@ td_status td_cuda_experts_fp8(td_stream *s, const td_experts_args *a, td_error *
         a->idx,   (int32_t)pairs, a->E, a->expert_first, td_fp8_tiles(2 * a->I), td_fp8_tiles(a->D),
         ws.place, ws.plan};
     plan_kernel<<<1, PLANNERS, 0, s->handle>>>(p);
-    quantise_kernel<<<(unsigned)a->T, TOKEN_THREADS, 0, s->handle>>>(
-        (const uint4 *)a->t, ws.place, a->k, a->D, td_fp8_pitch(a->D),
-        td_fp8_most_rows(pairs, a->E), ws.x8, ws.x8_scale);
-    if ((st = td_cuda_launched(err, "experts: quantising")) != TD_OK)
+    st = td_cuda_status(err, cudaGetLastError(), "experts: planning");
+    if (st == TD_OK)
+        st = td_cuda_status(err,
+                            launch_early(quantise_kernel, a->T, s->handle, (const uint4 *)a->t,
+                                         (const int32_t *)ws.place, (int)a->k, (int)a->D,
+                                         td_fp8_pitch(a->D), td_fp8_most_rows(pairs, a->E), ws.x8,
+                                         ws.x8_scale),
+                            "experts: quantising");
+    if (st != TD_OK)
         return st;
     g.a = ws.x8;
     g.a_scale = ws.x8_scale;
@@ -301,7 +341,9 @@ td_status td_cuda_experts_fp8(td_stream *s, const td_experts_args *a, td_error *
     g.out_pitch = D * 2;
     if ((st = td_cuda_fp8_down(s->handle, &g, err)) != TD_OK)
         return st;
-    combine_kernel<<<(unsigned)a->T, TOKEN_THREADS, 0, s->handle>>>(ws.y, ws.place, a->prob, a->k,
-                                                                    a->D, (uint16_t *)a->out);
-    return td_cuda_launched(err, "experts");
+    return td_cuda_status(err,
+                          launch_early(combine_kernel, a->T, s->handle, (const uint16_t *)ws.y,
+                                       (const int32_t *)ws.place, a->prob, (int)a->k, (int)a->D,
+                                       (uint16_t *)a->out),
+                          "experts");
 }

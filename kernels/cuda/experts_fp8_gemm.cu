@@ -60,7 +60,7 @@ template <bool GATE_UP> td_status launch(cudaStream_t stream, const td_fp8_gemm 
     const int64_t lots = g->pairs / TD_FP8_ROWS + (g->pairs < w->E ? g->pairs : w->E);
     const int64_t most = lots * p.tiles; /* units at most */
     CUtensorMap a, b, s = {};
-    cudaLaunchAttribute cluster = {};
+    cudaLaunchAttribute attrs[2] = {};
     cudaLaunchConfig_t c = {};
     td_status st = make_maps(g, &a, &b, &s, err);
     int sms = 0;
@@ -74,14 +74,17 @@ template <bool GATE_UP> td_status launch(cudaStream_t stream, const td_fp8_gemm 
              cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
              "experts: shared memory")) != TD_OK)
         return st;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {CLUSTER, 1, 1};
+    attrs[0].id = cudaLaunchAttributeClusterDimension;
+    attrs[0].val.clusterDim = {CLUSTER, 1, 1};
+    attrs[1].id =
+        cudaLaunchAttributeProgrammaticStreamSerialization; /* see griddepcontrol_wait() */
+    attrs[1].val.programmaticStreamSerializationAllowed = 1;
     c.gridDim = dim3((unsigned)(most < sms / CLUSTER ? most : sms / CLUSTER) * CLUSTER);
     c.blockDim = dim3(fp8::THREADS);
     c.dynamicSmemBytes = shared;
     c.stream = stream;
-    c.attrs = &cluster;
-    c.numAttrs = 1;
+    c.attrs = attrs;
+    c.numAttrs = 2;
     return td_cuda_status(err, cudaLaunchKernelEx(&c, kernel, a, b, s, p), "experts: FP8 product");
 }
 } // namespace
