@@ -12,8 +12,8 @@
  * Which way a reduction goes depends on its size alone, and the sum is the same to the bit in all
  * of them: parts added in rank order in f32, rounded to bf16 once.
  *
- *   packets   each 8 bytes carry 4 of data and the call's tag, so data is its own flag: half the
- *             bytes of a message wait for nothing but themselves. The smallest sizes.
+ *   packets   each 8 bytes carry 4 of data and the call's tag, so data is its own flag: twice the
+ *             bytes, and one trip instead of data, fence and flag. The smallest sizes.
  *   one shot  every rank gets every part, then a flag a block.
  *   two shot  rank r gets the parts of the r-th segment, sums it and pushes the result: two hops,
  *             2 (n - 1) / n of the bytes instead of n - 1 times. In slices of slice_bytes.
@@ -21,7 +21,10 @@
  * NCCL is not used: two shot moves the bytes that NCCL's rings move, adds in rank order, rounds
  * once instead of at every hop, writes x itself, and has one way to fail; bench/comm_cuda.c prints
  * NCCL's times beside these.
- */
+ *
+ * On one H200 that ranks share (bench/comm_cuda 2 and 4), so without links, one token of gpt-oss
+ * takes 2.5 us with two ranks and 3.6 with four, of which 1.2 are a launch; packets beat one shot
+ * up to 8 tokens. */
 #ifndef TANDEM_KERNELS_CUDA_COMM_H
 #define TANDEM_KERNELS_CUDA_COMM_H
 

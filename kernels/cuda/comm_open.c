@@ -50,7 +50,8 @@ static size_t take(size_t *at, size_t bytes)
     return from;
 }
 
-/* Where things lie in an arena; the same in all of them. Returns its size. */
+/* Where things lie in an arena; the same in all of them, and room for the trial in any case.
+ * Returns its size: with slices of 32 MiB some 130 MiB, less where reductions are smaller. */
 static size_t place(comm_cuda *c, cuda_comm_view *v)
 {
     size_t most = (c->max_elements + TD_COMM_UNIT - 1) / TD_COMM_UNIT, ranks = (size_t)c->n, at = 0;
