@@ -13,6 +13,15 @@ enum { LOG_SHOWN_BYTES = 12000, NOT_RUN = 77 };
 
 static cluster *shared;
 
+/* TANDEM_E2E_ONLY: the tests to run, as a pattern of cmocka's ("test_decode_*"). */
+__attribute__((constructor)) static void choose_tests(void)
+{
+    const char *only = getenv("TANDEM_E2E_ONLY");
+
+    if (only != NULL)
+        cmocka_set_test_filter(only);
+}
+
 static cluster *cluster_create(void)
 {
     cluster *c = calloc(1, sizeof *c);
