@@ -1,7 +1,7 @@
 /* dev: a GPU as a device: memory, its one stream, events. */
 #include "kernels/cuda/backend.h"
-#include "kernels/cuda/comm.h"
 #include "kernels/cuda/blas.h"
+#include "kernels/cuda/comm.h"
 
 #include <stdlib.h>
 #include <string.h>
