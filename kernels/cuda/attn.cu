@@ -1,9 +1,10 @@
 /* attn: the projections around attention.
  *
  * Up to TD_SMALL_STEP rows the product, its bias, the rotation and the stores are one kernel
- * (dense.h), after one that multiplies the rows by the norm's weights. In a prefill cuBLASLt makes
- * a bf16 product, and a kernel that is bound by memory does the rest. Shapes whose rows do not
- * begin at 16-byte boundaries go through gemm.h and an f32 product, at any number of rows. */
+ * (dense.h); the norm is in it too or, where the rows are many enough to be worth doing once, in
+ * one before it. In a prefill cuBLASLt makes a bf16 product, and a kernel that is bound by memory
+ * does the rest. Shapes whose rows do not begin at 16-byte boundaries, or are longer than those of
+ * dense.h, go through gemm.h and an f32 product, at any number of rows. */
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/blas.h"
 #include "kernels/cuda/dense.h"
@@ -178,7 +179,7 @@ static bool aligned_16(const void *p)
  * not be. */
 static bool in_whole_vectors(const td_attn_in_args *a)
 {
-    return a->D % 8 == 0 && a->d % 16 == 0 && td_cuda_format(a->qkv) == CUDA_BF16 &&
+    return td_cuda_dense_takes(a->D) && a->d % 16 == 0 && td_cuda_format(a->qkv) == CUDA_BF16 &&
            aligned_16(a->x) && aligned_16(a->q) && aligned_16(a->cos) && aligned_16(a->sin);
 }
 
@@ -206,8 +207,13 @@ static td_status attn_in_small(td_stream *s, const td_attn_in_args *a, td_error 
     cuda_dense_args p = {};
     void *t = td_cuda_ws_take(&ws, (size_t)a->T * (size_t)a->D * 2);
     float *scale = (float *)td_cuda_ws_take(&ws, (size_t)a->T * sizeof(float));
-    td_status st;
+    td_status st = TD_OK;
 
+    if (a->T <= TD_DENSE_FUSED) {
+        p.x = (const float *)a->x;
+        p.norm = td_cuda_vector(a->norm);
+        p.eps = a->eps;
+    }
     p.a = t;
     p.lda = a->D;
     p.T = a->T;
@@ -226,10 +232,12 @@ static td_status attn_in_small(td_stream *s, const td_attn_in_args *a, td_error 
     p.H = a->H;
     p.KV = a->K;
     p.d = a->d;
-    st = td_cuda_status(err,
-                        td_cuda_norm_split(s->handle, (const float *)a->x, td_cuda_vector(a->norm),
-                                           a->eps, a->T, a->D, t, a->D, scale),
-                        "attn_in: norm");
+    if (p.x == NULL)
+        st = td_cuda_status(err,
+                            td_cuda_norm_split(s->handle, (const float *)a->x,
+                                               td_cuda_vector(a->norm), a->eps, a->T, a->D, t, a->D,
+                                               scale),
+                            "attn_in: norm");
     return st != TD_OK ? st : td_cuda_dense(s->handle, CUDA_DENSE_QKV, &p, "attn_in", err);
 }
 
@@ -358,7 +366,7 @@ td_status td_cuda_attn_out(td_stream *s, const td_attn_out_args *a, td_error *er
         return st;
     if (a->T == 0)
         return TD_OK;
-    if (a->T <= TD_SMALL_STEP && a->Hd % 8 == 0 && td_cuda_format(a->w) == CUDA_BF16 &&
+    if (a->T <= TD_SMALL_STEP && td_cuda_dense_takes(a->Hd) && td_cuda_format(a->w) == CUDA_BF16 &&
         aligned_16(a->o))
         return attn_out_small(s, a, err);
     b.a = a->o;

@@ -1,13 +1,8 @@
-/* dense: what the kernels behind dense.h share: which rows a tile holds, how columns of a block
- * meet in an mma, and what is made of a sum.
+/* dense: what the kernels behind dense.h share: which rows of W a tile holds, the norm, what is
+ * made of a sum, how they are launched.
  *
  * A tile is 16 rows of W in pairs: row r and row 8 + r of the mma, r < 8, are two neighbouring
- * columns of the output, or the two halves of a rotated pair, so that one lane holds both.
- *
- * In a block of 64 columns, lane q of four reads columns 8 q .. 8 q + 7 of each half of 32, 16
- * bytes at once; words 0 and 1 of them are its k-slots in one mma, words 2 and 3 in the next. Rows
- * of W and of the activations are read alike, so the slots meet; which columns share an mma is all
- * that this permutes. */
+ * columns of the output, or the two halves of a rotated pair, so that one thread finishes both. */
 #ifndef TANDEM_KERNELS_CUDA_DENSE_CUH
 #define TANDEM_KERNELS_CUDA_DENSE_CUH
 
@@ -15,28 +10,12 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/kv_store.cuh"
 
-__device__ __forceinline__ uint4 ld_shared_128(uint32_t addr)
+__device__ __forceinline__ void st_shared_f32(uint32_t addr, float x)
 {
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(addr)
-                 : "memory");
-    return v;
+    asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(addr), "f"(x) : "memory");
 }
 
-/* One half of a block: two mma. */
-__device__ __forceinline__ void dense_mma(float (&c)[4], const uint4 &lo, const uint4 &hi,
-                                          const uint4 &b)
-{
-    const uint32_t first[4] = {lo.x, hi.x, lo.y, hi.y}, second[4] = {lo.z, hi.z, lo.w, hi.w};
-
-    mma_m16n8k16(c, first, b.x, b.y);
-    mma_m16n8k16(c, second, b.z, b.w);
-}
-
-/* The row of W that is row r (hi: 8 + r) of a tile; may be past the end. */
+/* Row r (hi: 8 + r) of a tile as a row of W; may be past the end. */
 template <int KIND>
 __device__ __forceinline__ int dense_row(const cuda_dense_args &p, int tile, int r, int hi)
 {
@@ -47,18 +26,99 @@ __device__ __forceinline__ int dense_row(const cuda_dense_args &p, int tile, int
     return tile / a_head * p.d + tile % a_head * 8 + r + hi * (p.d / 2);
 }
 
-__device__ __forceinline__ void dense_store_out(const cuda_dense_args &p, int row, int t, float lo,
-                                                float hi)
+/* 1 / rms of a row of D from the sum of its squares. */
+__device__ __forceinline__ float dense_scale(float squares, int32_t D, float eps)
 {
-    __nv_bfloat16 *out = (__nv_bfloat16 *)p.out + t * p.ldo + row;
-    const bool second = row + 1 < p.N;
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)D), eps)));
+}
 
-    if (row >= p.N)
-        return;
-    if (p.bias != NULL) {
-        lo = __fadd_rn(lo, p.bias[row]);
-        hi = second ? __fadd_rn(hi, p.bias[row + 1]) : hi;
+/* Eight columns of rows before a norm: k .. k + 7. */
+struct dense_weights {
+    float4 g[2];
+
+    __device__ __forceinline__ void load(const float *norm, int k, bool there)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            g[i] = there ? __ldg((const float4 *)(norm + k) + i) : make_float4(0, 0, 0, 0);
     }
+    /* Times the norm's weights; the sum of their squares. */
+    __device__ __forceinline__ uint4 apply(const float *row, int k, bool there,
+                                           float *squares) const
+    {
+        float4 a = make_float4(0, 0, 0, 0), b = a;
+        float s;
+
+        if (there) {
+            a = __ldcg((const float4 *)(row + k));
+            b = __ldcg((const float4 *)(row + k) + 1);
+        }
+        s = __fmul_rn(a.x, a.x);
+        s = __fmaf_rn(a.y, a.y, s);
+        s = __fmaf_rn(a.z, a.z, s);
+        s = __fmaf_rn(a.w, a.w, s);
+        s = __fmaf_rn(b.x, b.x, s);
+        s = __fmaf_rn(b.y, b.y, s);
+        s = __fmaf_rn(b.z, b.z, s);
+        *squares = __fmaf_rn(b.w, b.w, s);
+        return make_uint4(cvt_bf16x2(__fmul_rn(a.x, g[0].x), __fmul_rn(a.y, g[0].y)),
+                          cvt_bf16x2(__fmul_rn(a.z, g[0].z), __fmul_rn(a.w, g[0].w)),
+                          cvt_bf16x2(__fmul_rn(b.x, g[1].x), __fmul_rn(b.y, g[1].y)),
+                          cvt_bf16x2(__fmul_rn(b.z, g[1].z), __fmul_rn(b.w, g[1].w)));
+    }
+};
+
+/* The sum over a part, whose lanes hold eight columns each; all lanes get it. */
+__device__ __forceinline__ float dense_sum_part(float s)
+{
+    for (int o = 16; o > 0; o /= 2)
+        s = __fadd_rn(s, __shfl_xor_sync(~0u, s, o));
+    return s;
+}
+
+/* Where a pair of sums goes, and what it needs on the way; fetched while the product is made. */
+struct dense_place {
+    int row;  /* of W; the pair's other row is row + 1, or half a head further on */
+    int head; /* QKV */
+    float bias_lo, bias_hi;
+};
+
+template <int KIND>
+__device__ __forceinline__ dense_place dense_find(const cuda_dense_args &p, int tile, int r)
+{
+    dense_place at = {dense_row<KIND>(p, tile, r, 0), 0, 0.0f, 0.0f};
+    const int hi = dense_row<KIND>(p, tile, r, 1);
+
+    if (KIND == CUDA_DENSE_QKV)
+        at.head = tile / (p.d / 16);
+    if (p.bias != NULL && at.row < p.N)
+        at.bias_lo = __ldg(p.bias + at.row);
+    if (p.bias != NULL && hi < p.N)
+        at.bias_hi = __ldg(p.bias + hi);
+    return at;
+}
+
+/* The rotation of a pair, for a token at row pos of the tables. */
+__device__ __forceinline__ float2 dense_rotation(const cuda_dense_args &p, const dense_place &at,
+                                                 int pos)
+{
+    const int64_t i = (int64_t)pos * (p.d / 2) + at.row % p.d;
+
+    if (at.head >= p.H + p.KV) /* a value, or past the end */
+        return make_float2(1.0f, 0.0f);
+    return make_float2(__ldg(p.cos + i), __ldg(p.sin + i));
+}
+
+__device__ __forceinline__ void dense_store_out(const cuda_dense_args &p, const dense_place &at,
+                                                int t, float lo, float hi)
+{
+    __nv_bfloat16 *out = (__nv_bfloat16 *)p.out + t * p.ldo + at.row;
+    const bool second = at.row + 1 < p.N;
+
+    if (at.row >= p.N)
+        return;
+    lo = __fadd_rn(lo, at.bias_lo);
+    hi = __fadd_rn(hi, at.bias_hi);
     if (second && ((uintptr_t)out & 3) == 0) {
         *(uint32_t *)out = cvt_bf16x2(lo, hi);
     } else {
@@ -68,62 +128,42 @@ __device__ __forceinline__ void dense_store_out(const cuda_dense_args &p, int ro
     }
 }
 
-__device__ __forceinline__ void dense_store_qkv(const cuda_dense_args &p, int row, int t, float lo,
-                                                float hi)
+/* scale: 1 / rms of the token. rotation: cos, sin. */
+__device__ __forceinline__ void dense_store_qkv(const cuda_dense_args &p, const dense_place &at,
+                                                int t, float lo, float hi, float scale,
+                                                float2 rotation, int slot)
 {
-    const int half = p.d / 2, head = row / p.d, i = row % p.d;
-    const float r = __ldcg(p.scale + t);
-    float x, y;
+    const int half = p.d / 2, i = at.row % p.d;
+    float x = __fmaf_rn(lo, scale, at.bias_lo), y = __fmaf_rn(hi, scale, at.bias_hi);
 
-    if (row >= p.N)
+    if (at.row >= p.N)
         return;
-    lo = __fmaf_rn(lo, r, p.bias[row]);
-    hi = __fmaf_rn(hi, r, p.bias[row + half]);
-    x = lo;
-    y = hi;
-    if (head < p.H + p.KV) {
-        const int64_t at = (int64_t)__ldcg(p.pos + t) * half + i;
-        const float c = p.cos[at], s = p.sin[at];
-
-        x = __fmaf_rn(lo, c, -__fmul_rn(hi, s));
-        y = __fmaf_rn(hi, c, __fmul_rn(lo, s));
+    if (at.head < p.H + p.KV) {
+        lo = x;
+        hi = y;
+        x = __fmaf_rn(lo, rotation.x, -__fmul_rn(hi, rotation.y));
+        y = __fmaf_rn(hi, rotation.x, __fmul_rn(lo, rotation.y));
     }
-    if (head < p.H) {
-        __nv_bfloat16 *q = (__nv_bfloat16 *)p.q + ((int64_t)t * p.H + head) * p.d + i;
+    if (at.head < p.H) {
+        __nv_bfloat16 *q = (__nv_bfloat16 *)p.q + ((int64_t)t * p.H + at.head) * p.d + i;
 
         q[0] = __float2bfloat16_rn(x);
         q[half] = __float2bfloat16_rn(y);
-    } else {
-        const int64_t slot = __ldcg(p.slot + t);
-        const int kv = head - p.H, side = kv >= p.KV;
-        const int64_t at =
-            (kv - side * p.KV) * p.kv.head_stride + side * p.kv.side_stride + slot * p.d + i;
+    } else if (slot >= 0) {
+        const int kv = at.head - p.H, side = kv >= p.KV;
+        const int64_t to = (kv - side * p.KV) * p.kv.head_stride + side * p.kv.side_stride +
+                           (int64_t)slot * p.d + i;
 
-        if (slot >= 0) {
-            kv_store(p.kv, at, x);
-            kv_store(p.kv, at + half, y);
-        }
+        kv_store(p.kv, to, x);
+        kv_store(p.kv, to + half, y);
     }
-}
-
-/* The pair of sums (r, 8 + r) of a tile, token t. */
-template <int KIND>
-__device__ __forceinline__ void dense_finish(const cuda_dense_args &p, int tile, int r, int t,
-                                             float lo, float hi)
-{
-    const int row = dense_row<KIND>(p, tile, r, 0);
-
-    if (KIND == CUDA_DENSE_OUT)
-        dense_store_out(p, row, t, lo, hi);
-    else
-        dense_store_qkv(p, row, t, lo, hi);
 }
 
 /* Launch with a cluster along x, and so that the kernel may start while the one before it ends: it
  * reads nothing but weights until griddepcontrol_wait(). */
-template <class Kernel>
-static cudaError_t dense_launch(Kernel kernel, cudaStream_t s, dim3 grid, int threads, int smem,
-                                int cluster, const cuda_dense_args &p)
+template <class... Params, class... Args>
+static cudaError_t dense_launch(void (*kernel)(Params...), cudaStream_t s, dim3 grid, int threads,
+                                int smem, int cluster, const Args &...args)
 {
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[2] = {};
@@ -143,7 +183,7 @@ static cudaError_t dense_launch(Kernel kernel, cudaStream_t s, dim3 grid, int th
     c.stream = s;
     c.attrs = attr;
     c.numAttrs = cluster > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&c, kernel, p);
+    return cudaLaunchKernelEx(&c, kernel, args...);
 }
 
 #endif

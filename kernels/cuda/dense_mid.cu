@@ -1,236 +1,373 @@
-/* dense, 17 to 128 rows: a block takes 64 rows of W and one group of K for all tokens; the blocks
- * of a cluster take the groups, and each adds up, through the others' shared memory, the sums of
- * its share of the tokens.
+/* dense, 9 to 128 rows: a block takes 64 rows of W and one group of K for all tokens; the blocks of
+ * a cluster take the groups, and each adds up, through the others' shared memory, the sums of its
+ * share of the tokens.
  *
- * Bound by the stream of weights up to about 64 rows, then by mma.sync and shared memory's rate:
- * a warp reads (MT * 2 + NT) * 512 bytes for MT * NT * 2 mma. Stages hold 64 columns of both; rows
- * of 128 bytes are swizzled (chunk c of row r lies at c ^ 4 (r & 1)), so that the 8 lanes that read
- * 16 bytes of 2 rows together meet no bank twice. */
+ * Bound by the stream of weights up to 32 rows, then by what L2 must give of the tokens' rows to
+ * every block. One thread has the copy engine fill a ring of stages, 64 columns of both operands in
+ * rows of 128 swizzled bytes, and one warpgroup multiplies. The copies of weights begin before the
+ * step before this one has ended. wgmma adds up as mma.sync does, bit for bit: dense_small.cu and
+ * this agree, which tests/ops checks.
+ *
+ * One H200, 2026-11-30, graph replays, gpt-oss-20b: QKV 11.6 us at 16 rows, 13.1 at 64, 16.7 at
+ * 128; the output projection 9.2, 10.8, 13.6. Reading W takes 6.9 and 5.5. */
+#include "kernels/cuda/attn_wgmma.cuh"
 #include "kernels/cuda/dense.cuh"
+#include "kernels/cuda/tensor_map.h"
 
-template <int WARPS_M_, int WARPS_N_, int MT_, int NT_, int STAGES_> struct mid_tile {
-    static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, MT = MT_, NT = NT_, STAGES = STAGES_;
-    static const int BM = WARPS_M * MT * 16, BT = WARPS_N * NT * 8;
-    static const int THREADS = 32 * WARPS_M * WARPS_N;
-    static const int W_BYTES = BM * 128, A_BYTES = BT * 128, STAGE = W_BYTES + A_BYTES;
-    static const int W_ITERS = BM * 8 / THREADS, A_ITERS = BT * 8 / THREADS;
-    static const int PITCH = BM + 4; /* floats of a token's sums */
-    static const int SMEM = STAGES * STAGE + STAGES * 8;
+static const int CONSUMERS = 128, THREADS = CONSUMERS + 32;
+
+template <int BT_, int STAGES_> struct mid_tile {
+    static const int BT = BT_, STAGES = STAGES_;
+    static const int W_BYTES = TD_DENSE_ROWS * 128, A_BYTES = BT * 128, STAGE = W_BYTES + A_BYTES;
+    static const int PITCH = TD_DENSE_ROWS + 4;    /* floats of a token's sums */
+    static const int SMEM = 1024 + STAGES * STAGE; /* tiles begin at multiples of 1024 */
 };
-typedef mid_tile<4, 1, 1, 2, 8> mid_16;
-typedef mid_tile<4, 1, 1, 4, 8> mid_32; /* 96 KiB of stages, two blocks a multiprocessor */
-typedef mid_tile<2, 2, 2, 4, 6> mid_64;
-typedef mid_tile<2, 2, 2, 8, 4> mid_128;
+/* 96 KiB of stages: two blocks a multiprocessor, so that all of a projection run together. Three
+ * smaller ones are slower from 64 rows on. */
+typedef mid_tile<32, 8> mid_32;
+typedef mid_tile<64, 6> mid_64;
+typedef mid_tile<128, 4> mid_128;
 
-__device__ __forceinline__ void cp_async_arrive(uint32_t bar)
+/* d[64, 32] = a[64, 16] b[32, 16]^T, plus d unless fresh. */
+static __device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b, bool fresh)
 {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(bar) : "memory");
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.eq.u32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p, 1, 1, 0, 0;\n"
+                 "}\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "l"(a), "l"(b), "r"((uint32_t)fresh));
 }
-__device__ __forceinline__ float ld_cluster(uint32_t addr, uint32_t rank)
+static __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, bool fresh)
 {
-    float v;
+    wgmma_m64n64k16(d, a, b, fresh);
+}
+static __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, bool fresh)
+{
+    wgmma_m64n128k16(d, a, b, fresh);
+}
+
+static __device__ __forceinline__ float4 ld_cluster_128(uint32_t addr, uint32_t rank)
+{
+    float4 v;
 
     asm volatile("{\n"
                  ".reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %1, %2;\n"
-                 "ld.shared::cluster.f32 %0, [remote];\n"
+                 "mapa.shared::cluster.u32 remote, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
                  "}\n"
-                 : "=f"(v)
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                  : "r"(addr), "r"(rank)
                  : "memory");
     return v;
 }
 
-/* Copies of this thread: 16-byte chunk tid % 8 of every THREADS / 8-th row. */
-template <class Tile, int KIND> struct mid_loads {
-    const uint8_t *w[Tile::W_ITERS];
-    const uint8_t *a;
-    int64_t a_step;
-    uint32_t dst; /* of the first row; rows of equal parity follow */
-    int row, chunk, T, K;
+/* Where the rows of a block come from and lie. Whole heads (or plain columns) are 64 rows as they
+ * are in W; heads of other sizes come in runs of 8, so that both halves of a rotated pair meet in
+ * one block: row r of tile t lies at 16 t + r, its other row 8 further. */
+static __host__ __device__ __forceinline__ bool in_order(int kind, const cuda_dense_args &p)
+{
+    return kind == CUDA_DENSE_OUT || 64 % p.d == 0;
+}
 
-    __device__ void init(const cuda_dense_args &p, int first_block)
+template <class Tile> struct mid_ring {
+    uint32_t stages, full, empty; /* shared addresses */
+
+    __device__ __forceinline__ uint32_t weights(int s) const
     {
-        const int64_t pitch = (p.K + 63) / 64 * (int64_t)128;
-
-        row = threadIdx.x / 8;
-        chunk = threadIdx.x % 8;
-        dst = row * 128 + (chunk ^ (row & 1) * 4) * 16;
-#pragma unroll
-        for (int i = 0; i < Tile::W_ITERS; i++) {
-            const int r = row + i * (Tile::THREADS / 8);
-            const int n =
-                dense_row<KIND>(p, blockIdx.y * (Tile::BM / 16) + r / 16, r % 8, r % 16 / 8);
-
-            w[i] =
-                (const uint8_t *)p.w + (n < p.N ? n : 0) * pitch + first_block * 128 + chunk * 16;
-        }
-        T = p.T;
-        K = p.K - first_block * 64;
-        a = (const uint8_t *)p.a + row * p.lda * 2 + first_block * 128 + chunk * 16;
-        a_step = p.lda * (Tile::THREADS / 8 * 2);
+        return stages + s * Tile::STAGE;
     }
-    __device__ void weights(uint32_t stage, uint32_t bar, int block) const
+    __device__ __forceinline__ uint32_t rows(int s) const
     {
-#pragma unroll
-        for (int i = 0; i < Tile::W_ITERS; i++)
-            cp_async_16(stage + dst + i * (Tile::THREADS * 16), w[i] + block * 128, 16);
-        cp_async_arrive(bar);
-    }
-    __device__ void activations(uint32_t stage, uint32_t bar, int block) const
-    {
-        const bool there = block * 64 + chunk * 8 < K;
-
-#pragma unroll
-        for (int i = 0; i < Tile::A_ITERS; i++) {
-            const bool mine = there && row + i * (Tile::THREADS / 8) < T;
-
-            cp_async_16(stage + Tile::W_BYTES + dst + i * (Tile::THREADS * 16),
-                        mine ? a + i * a_step + block * 128 : a, mine ? 16 : 0);
-        }
-        cp_async_arrive(bar);
+        return stages + s * Tile::STAGE + Tile::W_BYTES;
     }
 };
 
-/* One block of 64 columns. */
-template <class Tile>
-__device__ __forceinline__ void mid_step(float (&part)[Tile::MT][Tile::NT][4], uint32_t w,
-                                         uint32_t a)
+/* The blocks of 64 columns that a thread block adds up. */
+struct mid_range {
+    int first, n;
+};
+static __device__ __forceinline__ mid_range range_of(const cuda_dense_args &p)
 {
-    const int lane = threadIdx.x % 32, q = lane % 4;
+    const int a_group = p.split.parts_a_group * p.split.blocks, first = blockIdx.x * a_group;
+    const mid_range r = {first, min(a_group, (p.K + 63) / 64 - first)};
+
+    return r;
+}
+
+template <class Tile, int KIND>
+static __device__ __forceinline__ void load_weights(const CUtensorMap *w, const cuda_dense_args &p,
+                                                    const mid_ring<Tile> &ring, int s, int block)
+{
+    mbarrier_arrive_expect_tx(ring.full + s * 8, Tile::W_BYTES);
+    if (in_order(KIND, p)) {
+        cp_async_tensor_2d(ring.weights(s), w, block * 64, blockIdx.y * TD_DENSE_ROWS,
+                           ring.full + s * 8, L2_EVICT_FIRST);
+        return;
+    }
+    for (int i = 0; i < TD_DENSE_ROWS / 8; i++)
+        cp_async_tensor_2d(ring.weights(s) + i * 1024, w, block * 64,
+                           dense_row<KIND>(p, blockIdx.y * 4 + i / 2, 0, i % 2), ring.full + s * 8,
+                           L2_EVICT_FIRST);
+}
+
+template <class Tile>
+static __device__ __forceinline__ void load_rows(const CUtensorMap *a, const mid_ring<Tile> &ring,
+                                                 int s, int block)
+{
+    mbarrier_arrive_expect_tx(ring.full + s * 8, Tile::A_BYTES);
+    cp_async_tensor_2d(ring.rows(s), a, block * 64, 0, ring.full + s * 8, L2_EVICT_LAST);
+}
+
+/* One thread. */
+template <class Tile, int KIND>
+static __device__ __forceinline__ void produce(const CUtensorMap *w, const CUtensorMap *a,
+                                               const cuda_dense_args &p, const mid_ring<Tile> &ring)
+{
+    const mid_range r = range_of(p);
+    ring_place<Tile::STAGES> here = {0, 0};
+
+    tensor_map_prefetch(w);
+    tensor_map_prefetch(a);
+    for (int i = 0; i < Tile::STAGES && i < r.n; i++)
+        load_weights<Tile, KIND>(w, p, ring, i, r.first + i);
+    griddepcontrol_wait();
+    for (int i = 0; i < Tile::STAGES && i < r.n; i++)
+        load_rows<Tile>(a, ring, i, r.first + i);
+    for (int i = Tile::STAGES; i < r.n; i++, here.next()) {
+        mbarrier_wait(ring.empty + here.stage * 8, here.parity);
+        load_weights<Tile, KIND>(w, p, ring, here.stage, r.first + i);
+        load_rows<Tile>(a, ring, here.stage, r.first + i);
+    }
+}
+
+/* The group's sums, as wgmma leaves them in registers. */
+template <class Tile>
+static __device__ __forceinline__ void consume(const cuda_dense_args &p, const mid_ring<Tile> &ring,
+                                               float (&acc)[Tile::BT / 2])
+{
+    const int n = range_of(p).n;
+    const bool one = threadIdx.x % 32 == 0; /* who says for a warp that a stage is free */
+    ring_place<Tile::STAGES> here = {0, 0};
+    float part[Tile::BT / 2];
+
+    for (int i = 0; i < n;) {
+        const int end = min(i + p.split.blocks, n);
+        uint32_t last = 0;
+
+        for (bool fresh = true; i < end; i++, fresh = false) {
+            const uint64_t w = wgmma_desc(ring.weights(here.stage));
+            const uint64_t a = wgmma_desc(ring.rows(here.stage));
+
+            mbarrier_wait(ring.full + here.stage * 8, here.parity);
+            wgmma_fence();
+            multiply(part, w, a, fresh);
+#pragma unroll
+            for (int k = 1; k < 4; k++)
+                multiply(part, w + 2 * k, a + 2 * k, false);
+            wgmma_commit();
+            if (!fresh) {
+                wgmma_wait<1>();
+                if (one)
+                    mbarrier_arrive(ring.empty + last * 8);
+            }
+            last = here.stage;
+            here.next();
+        }
+        wgmma_wait<0>();
+        wgmma_pin(part);
+        if (one)
+            mbarrier_arrive(ring.empty + last * 8);
+#pragma unroll
+        for (int e = 0; e < Tile::BT / 2; e++)
+            acc[e] = __fadd_rn(acc[e], part[e]);
+    }
+}
+
+/* What a block needs of its tokens when the sums are there. */
+struct mid_tokens {
+    float scale[TD_SMALL_STEP];
+    int32_t pos[TD_SMALL_STEP], slot[TD_SMALL_STEP];
+};
+
+/* Four pairs of sums of a token. */
+template <int KIND> struct mid_pairs {
+    float lo[4], hi[4];
+
+    /* x, y: of a group. OUT: 8 neighbouring rows. QKV: rows of one half of a head, of the other. */
+    __device__ __forceinline__ void add(const float4 &x, const float4 &y)
+    {
+        const bool out = KIND == CUDA_DENSE_OUT;
+
+        lo[0] = __fadd_rn(lo[0], x.x);
+        lo[1] = __fadd_rn(lo[1], out ? x.z : x.y);
+        lo[2] = __fadd_rn(lo[2], out ? y.x : x.z);
+        lo[3] = __fadd_rn(lo[3], out ? y.z : x.w);
+        hi[0] = __fadd_rn(hi[0], out ? x.y : y.x);
+        hi[1] = __fadd_rn(hi[1], out ? x.w : y.y);
+        hi[2] = __fadd_rn(hi[2], out ? y.y : y.z);
+        hi[3] = __fadd_rn(hi[3], y.w);
+    }
+};
+
+/* Sixteen tokens of the block's share at a time, eight threads a token. */
+template <class Tile, int KIND>
+static __device__ __forceinline__ void finish(const cuda_dense_args &p, uint32_t sums,
+                                              const mid_tokens &tokens)
+{
+    const int tile = threadIdx.x % 8 / 2, r = threadIdx.x % 2 * 4; /* pairs r .. r + 3 */
+    const int first = blockIdx.y * 4, groups = p.split.groups;
+    int lo = tile * 16 + r, hi = lo + 8; /* where they lie */
+    dense_place at[4];
 
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int at = ((h * 4 + q) ^ (lane / 4 & 1) * 4) * 16; /* rows differ by multiples of 8 */
-        uint4 lo[Tile::MT], hi[Tile::MT], b;
+    for (int i = 0; i < 4; i++)
+        at[i] = dense_find<KIND>(p, first + tile, r + i);
+    if (KIND == CUDA_DENSE_OUT) {
+        lo = tile * 16 + 2 * r;
+        hi = lo + 4;
+    } else if (in_order(KIND, p)) {
+        lo = at[0].row - first * 16;
+        hi = lo + p.d / 2;
+    }
+    for (int t = blockIdx.x + threadIdx.x / 8 * groups; t < p.T; t += 16 * groups) {
+        const uint32_t from = sums + t * (Tile::PITCH * 4);
+        float4 x[TD_DENSE_GROUPS], y[TD_DENSE_GROUPS];
+        float2 rotation[4] = {};
+        mid_pairs<KIND> sum = {};
 
 #pragma unroll
-        for (int i = 0; i < Tile::MT; i++) {
-            lo[i] = ld_shared_128(w + i * 2048 + at);
-            hi[i] = ld_shared_128(w + i * 2048 + 1024 + at);
-        }
+        for (int i = 0; i < TD_DENSE_GROUPS; i++) /* all loads before the first sum */
+            if (i < groups) {
+                x[i] = ld_cluster_128(from + lo * 4, i);
+                y[i] = ld_cluster_128(from + hi * 4, i);
+            }
+        if (KIND == CUDA_DENSE_QKV)
 #pragma unroll
-        for (int j = 0; j < Tile::NT; j++) {
-            b = ld_shared_128(a + j * 1024 + at);
+            for (int i = 0; i < 4; i++)
+                rotation[i] = dense_rotation(p, at[i], tokens.pos[t]);
 #pragma unroll
-            for (int i = 0; i < Tile::MT; i++)
-                dense_mma(part[i][j], lo[i], hi[i], b);
-        }
+        for (int i = 0; i < TD_DENSE_GROUPS; i++)
+            if (i < groups)
+                sum.add(x[i], y[i]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (KIND == CUDA_DENSE_OUT)
+                dense_store_out(p, at[i], t, sum.lo[i], sum.hi[i]);
+            else
+                dense_store_qkv(p, at[i], t, sum.lo[i], sum.hi[i], tokens.scale[t], rotation[i],
+                                tokens.slot[t]);
     }
 }
 
 template <class Tile, int KIND>
-static __global__ void __launch_bounds__(Tile::THREADS, 2)
-    dense_mid_kernel(const __grid_constant__ cuda_dense_args p)
+static __global__ void __launch_bounds__(THREADS, 2)
+    dense_mid_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap a,
+                     const __grid_constant__ cuda_dense_args p)
 {
-    const int STAGES = Tile::STAGES, PITCH = Tile::PITCH;
-    extern __shared__ __align__(128) uint8_t ring[];
-    const uint32_t smem = smem_addr(ring), bar = smem + STAGES * Tile::STAGE;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int m_warp = warp / Tile::WARPS_N * (Tile::MT * 16);
-    const int t_warp = warp % Tile::WARPS_N * (Tile::NT * 8);
-    const int a_group = p.split.parts_a_group * p.split.blocks, all = (p.K + 63) / 64;
-    const int first = blockIdx.x * a_group;
-    const int n = first + a_group < all ? a_group : all - first;
-    float acc[Tile::MT][Tile::NT][4] = {}, part[Tile::MT][Tile::NT][4] = {};
-    mid_loads<Tile, KIND> loads;
+    const int PITCH = Tile::PITCH;
+    extern __shared__ uint8_t smem[];
+    __shared__ uint64_t full[Tile::STAGES], empty[Tile::STAGES];
+    __shared__ mid_tokens tokens;
+    const mid_ring<Tile> ring = {(smem_addr(smem) + 1023) / 1024 * 1024, smem_addr(full),
+                                 smem_addr(empty)};
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    if (threadIdx.x < STAGES)
-        mbarrier_init(bar + threadIdx.x * 8, 2 * Tile::THREADS); /* weights and activations */
+    if (threadIdx.x < Tile::STAGES) {
+        mbarrier_init(ring.full + threadIdx.x * 8, 2); /* weights and rows */
+        mbarrier_init(ring.empty + threadIdx.x * 8, CONSUMERS / 32);
+    }
     fence_mbarrier_init();
-    loads.init(p, first);
     __syncthreads();
     griddepcontrol_launch_dependents();
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++)
-        if (s < n)
-            loads.weights(smem + s * Tile::STAGE, bar + s * 8, s);
-    griddepcontrol_wait();
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++)
-        if (s < n)
-            loads.activations(smem + s * Tile::STAGE, bar + s * 8, s);
+    if (warp == CONSUMERS / 32) {
+        if (elect_one())
+            produce<Tile, KIND>(&w, &a, p, ring);
+        __syncwarp();
+        __syncthreads();
+        barrier_cluster_sync();
+    } else {
+        float acc[Tile::BT / 2] = {};
 
-    ring_place<STAGES> here = {0, 0};
-    for (int i = 0, in_part = 0; i < n; i++) {
-        const int next = i + STAGES - 1;
-        const uint32_t stage = smem + here.stage * Tile::STAGE;
-
-        mbarrier_wait(bar + here.stage * 8, here.parity);
-        __syncthreads(); /* all are done with the stage before this one: it is filled again */
-        if (next < n) {
-            const int s = here.stage == 0 ? STAGES - 1 : here.stage - 1;
-
-            loads.weights(smem + s * Tile::STAGE, bar + s * 8, next);
-            loads.activations(smem + s * Tile::STAGE, bar + s * 8, next);
+        griddepcontrol_wait();
+        if (KIND == CUDA_DENSE_QKV && threadIdx.x < p.T) {
+            tokens.scale[threadIdx.x] = __ldcg(p.scale + threadIdx.x);
+            tokens.pos[threadIdx.x] = __ldcg(p.pos + threadIdx.x);
+            tokens.slot[threadIdx.x] = __ldcg(p.slot + threadIdx.x);
         }
-        mid_step<Tile>(part, stage + (m_warp + g) * 128,
-                       stage + Tile::W_BYTES + (t_warp + g) * 128);
-        here.next();
-        if (++in_part == p.split.blocks || i + 1 == n) {
-            in_part = 0;
+        consume<Tile>(p, ring, acc);
+        __syncthreads(); /* the ring becomes this group's sums, [token][PITCH] */
 #pragma unroll
-            for (int x = 0; x < Tile::MT; x++)
-#pragma unroll
-                for (int y = 0; y < Tile::NT; y++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        acc[x][y][e] = __fadd_rn(acc[x][y][e], part[x][y][e]);
-                        part[x][y][e] = 0.0f;
-                    }
-        }
-    }
-    __syncthreads(); /* the ring becomes this group's sums, [token][PITCH] */
-#pragma unroll
-    for (int x = 0; x < Tile::MT; x++)
-#pragma unroll
-        for (int y = 0; y < Tile::NT; y++) {
-            float *sum = (float *)ring + (t_warp + y * 8 + 2 * q) * PITCH + m_warp + x * 16 + g;
+        for (int j = 0; j < Tile::BT / 8; j++) {
+            const uint32_t at =
+                ring.stages + ((j * 8 + lane % 4 * 2) * PITCH + warp * 16 + lane / 4) * 4;
 
-            sum[0] = acc[x][y][0];
-            sum[PITCH] = acc[x][y][1];
-            sum[8] = acc[x][y][2];
-            sum[PITCH + 8] = acc[x][y][3];
+            st_shared_f32(at, acc[4 * j]);
+            st_shared_f32(at + PITCH * 4, acc[4 * j + 1]);
+            st_shared_f32(at + 32, acc[4 * j + 2]);
+            st_shared_f32(at + PITCH * 4 + 32, acc[4 * j + 3]);
         }
-    barrier_cluster_sync(); /* the others' sums are there */
-    const int tile = lane / 8, r = lane % 8;
-    for (int t = blockIdx.x + warp * p.split.groups; t < p.T;
-         t += Tile::THREADS / 32 * p.split.groups) {
-        const uint32_t at = smem + (t * PITCH + tile * 16 + r) * 4;
-        float lo = 0.0f, hi = 0.0f;
-
-        for (int group = 0; group < p.split.groups; group++) {
-            lo = __fadd_rn(lo, ld_cluster(at, group));
-            hi = __fadd_rn(hi, ld_cluster(at + 32, group));
-        }
-        dense_finish<KIND>(p, blockIdx.y * (Tile::BM / 16) + tile, r, t, lo, hi);
+        barrier_cluster_sync(); /* the others' sums are there */
+        finish<Tile, KIND>(p, ring.stages, tokens);
     }
     barrier_cluster_sync(); /* the others have read this block's */
 }
 
-template <class Tile, int KIND> static cudaError_t launch(cudaStream_t s, const cuda_dense_args &p)
+static td_status map_rows(const void *base, int32_t rows, int32_t K, int64_t pitch, int32_t box,
+                          CUtensorMap *out, td_error *err)
 {
-    static_assert(Tile::BM == TD_DENSE_ROWS, "the last loop takes four tiles of 16 rows a warp");
+    td_tensor t = {};
+
+    t.base = base;
+    t.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    t.rank = 2;
+    t.swizzle = true;
+    t.dim[0] = (uint64_t)K;
+    t.dim[1] = (uint64_t)rows;
+    t.pitch[1] = (uint64_t)pitch * 2;
+    t.box[0] = 64;
+    t.box[1] = (uint32_t)box;
+    return td_tensor_map(&t, out, err);
+}
+
+template <class Tile, int KIND>
+static td_status launch(cudaStream_t s, const cuda_dense_args &p, const char *step, td_error *err)
+{
     static_assert(Tile::BT * Tile::PITCH * 4 <= Tile::STAGES * Tile::STAGE, "sums fit the ring");
-    const dim3 grid((unsigned)p.split.groups, (unsigned)((p.N + Tile::BM - 1) / Tile::BM));
+    const dim3 grid((unsigned)p.split.groups,
+                    (unsigned)((p.N + TD_DENSE_ROWS - 1) / TD_DENSE_ROWS));
+    CUtensorMap w, a;
+    td_status st = map_rows(p.w, p.N, p.K, td_cuda_pitch(p.K), in_order(KIND, p) ? 64 : 8, &w, err);
 
-    return dense_launch(dense_mid_kernel<Tile, KIND>, s, grid, Tile::THREADS, Tile::SMEM,
-                        p.split.groups, p);
+    if (st == TD_OK)
+        st = map_rows(p.a, p.T, p.K, p.lda, Tile::BT, &a, err);
+    if (st != TD_OK)
+        return st;
+    return td_cuda_status(err,
+                          dense_launch(dense_mid_kernel<Tile, KIND>, s, grid, THREADS, Tile::SMEM,
+                                       p.split.groups, w, a, p),
+                          step);
 }
 
-template <int KIND> static cudaError_t launch_size(cudaStream_t s, const cuda_dense_args &p)
+template <int KIND>
+static td_status launch_size(cudaStream_t s, const cuda_dense_args &p, const char *step,
+                             td_error *err)
 {
-    if (p.T <= 16)
-        return launch<mid_16, KIND>(s, p);
     if (p.T <= 32)
-        return launch<mid_32, KIND>(s, p);
+        return launch<mid_32, KIND>(s, p, step, err);
     if (p.T <= 64)
-        return launch<mid_64, KIND>(s, p);
-    return launch<mid_128, KIND>(s, p);
+        return launch<mid_64, KIND>(s, p, step, err);
+    return launch<mid_128, KIND>(s, p, step, err);
 }
 
-cudaError_t td_cuda_dense_mid(cudaStream_t s, cuda_dense_kind kind, const cuda_dense_args *a)
+td_status td_cuda_dense_mid(cudaStream_t s, cuda_dense_kind kind, const cuda_dense_args *a,
+                            const char *step, td_error *err)
 {
-    return kind == CUDA_DENSE_OUT ? launch_size<CUDA_DENSE_OUT>(s, *a)
-                                  : launch_size<CUDA_DENSE_QKV>(s, *a);
+    return kind == CUDA_DENSE_OUT ? launch_size<CUDA_DENSE_OUT>(s, *a, step, err)
+                                  : launch_size<CUDA_DENSE_QKV>(s, *a, step, err);
 }

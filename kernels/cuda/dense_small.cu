@@ -1,126 +1,264 @@
-/* dense, up to 16 rows: a block takes a tile of 16 rows of W and all of K, a warp a part of K.
+/* dense, up to 8 rows: a block takes a tile of 16 rows of W and all of K, a warp a part of K, and
+ * one more warp waits for their sums with all else that they need.
  *
- * Bound by the stream of weights: every lane copies its own 16-byte pieces of them into its own
- * places of a ring in shared memory, so nothing but its own copies has to be waited for, and at
- * once most of W is on its way: the blocks of both projections all fit on the machine together.
- * The copies begin before the step before this one has ended. */
+ * Bound by the stream of weights, and by latency around it. A warp copies its own weights into a
+ * ring of its own and stages its own columns of the rows at once, so it waits for nobody and for
+ * few round trips; the copies of weights begin before the step before this one has ended. The ring
+ * is as deep as lets all blocks of gpt-oss's projections be on the machine together.
+ *
+ * The norm of one or two rows is done here, by every block; of more rows, that costs more than the
+ * launch of norm_split_kernel.
+ *
+ * One H200, 2026-11-30, graph replays, gpt-oss-20b: QKV with norm 9.3 us at one row, 11.0 at 8
+ * (with its norm before it); the output projection 6.5 and 8.4. Reading W takes 6.9 and 5.5. */
 #include "kernels/cuda/dense.cuh"
 
-static const int SLOT = 4 * 32 * 16; /* a warp's share of one block of 64 columns */
+static const int W_BLOCK = 16 * 128; /* bytes of a tile's block of 64 columns */
+static const int PITCH = 20; /* floats from a token's sums to the next's: few bank conflicts */
 
-/* This lane's pieces of a block: of the two rows, 16 bytes of each half. */
-static __device__ __forceinline__ void copy_block(uint32_t dst, const uint8_t *w, int hi)
+/* What a token's row is read as. */
+enum dense_source { ROWS, ROWS_NORM }; /* bf16; f32, to be multiplied by the norm's weights */
+
+/* Bytes of shared memory of a warp: its ring, its columns of the rows. */
+static __host__ __device__ __forceinline__ int warp_bytes(int ring, const cuda_dense_args &p)
 {
-    cp_async_16(dst, w, 16);
-    cp_async_16(dst + 512, w + hi, 16);
-    cp_async_16(dst + 1024, w + 64, 16);
-    cp_async_16(dst + 1536, w + hi + 64, 16);
+    return ring * W_BLOCK + p.T * p.split.blocks * 128;
 }
 
-template <int KIND, int NT, int RING, int BLOCKS>
-static __global__ void __launch_bounds__(32 * TD_DENSE_PARTS, BLOCKS)
-    dense_small_kernel(const __grid_constant__ cuda_dense_args p)
-{
-    const int PITCH = 20; /* of a token's 16 sums: rows of 4 lanes meet no bank twice */
-    extern __shared__ __align__(128) uint8_t ring[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int64_t pitch = (p.K + 63) / 64 * (int64_t)128;
-    const int first = warp * p.split.blocks, all = (p.K + 63) / 64;
-    const int n = first + p.split.blocks < all ? p.split.blocks : all - first;
-    const int row = dense_row<KIND>(p, blockIdx.x, g, 0),
-              row_hi = dense_row<KIND>(p, blockIdx.x, g, 1);
-    const uint8_t *w = (const uint8_t *)p.w + (row < p.N ? row : 0) * pitch + first * 128 + q * 16;
-    const int hi = row_hi < p.N ? (row_hi - row) * (int)pitch : 0; /* bytes to the other row */
-    uint8_t *mine = ring + warp * (RING * SLOT);
-    const uint32_t slot0 = smem_addr(mine) + lane * 16;
-    float acc[NT][4] = {};
+/* A warp's copies: 16-byte chunk lane % 8 of rows lane / 8 + 4 i of its tile. */
+template <int KIND> struct small_weights {
+    const uint8_t *src;
+    int four, eight;     /* bytes to the row four further, and to the pair's other row */
+    uint32_t dst, there; /* there: bit i, row i exists */
 
-    griddepcontrol_launch_dependents();
+    __device__ void init(const cuda_dense_args &p, uint32_t ring, int first)
+    {
+        const int lane = threadIdx.x % 32, r = lane / 8, chunk = lane % 8;
+        const int pitch = (p.K + 63) / 64 * 128, row = dense_row<KIND>(p, blockIdx.x, r, 0);
+
+        src = (const uint8_t *)p.w + (int64_t)row * pitch + first * 128 + chunk * 16;
+        four = (dense_row<KIND>(p, blockIdx.x, r + 4, 0) - row) * pitch;
+        eight = (dense_row<KIND>(p, blockIdx.x, r, 1) - row) * pitch;
+        dst = ring + r * 128;
+        there = 0;
 #pragma unroll
-    for (int s = 0; s < RING; s++) {
-        if (s < n)
-            copy_block(slot0 + s * SLOT, w + s * 128, hi);
-        cp_async_commit();
+        for (int i = 0; i < 4; i++)
+            if (dense_row<KIND>(p, blockIdx.x, r + i % 2 * 4, i / 2) < p.N)
+                there |= 1u << i;
     }
-    griddepcontrol_wait();
-
-    const __nv_bfloat16 *a = (const __nv_bfloat16 *)p.a + g * p.lda + first * 64 + q * 8;
-    int slot = 0;
-    for (int i = 0; i < n; i++) {
-        uint4 b[NT][2];
-
-#pragma unroll
-        for (int j = 0; j < NT; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int k = (i * 2 + h) * 32;
-
-                b[j][h] = make_uint4(0, 0, 0, 0);
-                if (j * 8 + g < p.T && first * 64 + q * 8 + k < p.K)
-                    b[j][h] = __ldcg((const uint4 *)(a + j * 8 * p.lda + k));
-            }
-        cp_async_wait<RING - 1>();
-        const uint32_t at = slot0 + slot * SLOT;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint4 x = ld_shared_128(at + h * 1024), y = ld_shared_128(at + h * 1024 + 512);
+    /* Row r's chunk c lies at c ^ (r & 7). Tiles of QKV are whole. */
+    __device__ void copy(int slot, int block) const
+    {
+        const int lane = threadIdx.x % 32, r = lane / 8, chunk = lane % 8;
+        const uint32_t to = dst + slot * W_BLOCK;
 
 #pragma unroll
-            for (int j = 0; j < NT; j++)
-                dense_mma(acc[j], x, y, b[j][h]);
+        for (int i = 0; i < 4; i++)
+            cp_async_16(to + i * 512 + (chunk ^ (r + i % 2 * 4)) * 16,
+                        src + i % 2 * four + i / 2 * eight + block * 128,
+                        KIND == CUDA_DENSE_QKV || there >> i & 1 ? 16 : 0);
+    }
+};
+
+/* The part's columns of all rows, lane c chunk c of eight; a block is T rows of 128 bytes, chunk c
+ * of row t at c ^ t. Lane t gets row t's sum of squares. */
+template <int SRC>
+static __device__ __forceinline__ float stage_rows(const cuda_dense_args &p, int first,
+                                                   uint32_t rows)
+{
+    const int lane = threadIdx.x % 32, k = first * 64 + lane * 8;
+    const bool mine = lane < p.split.blocks * 8, there = mine && k < p.K;
+    const uint32_t dst = rows + lane / 8 * (p.T * 128);
+    float squares = 0.0f;
+
+    if (SRC == ROWS) {
+        const __nv_bfloat16 *from = (const __nv_bfloat16 *)p.a + (there ? k : 0);
+
+        for (int t = 0; t < p.T && mine; t++)
+            cp_async_16(dst + t * 128 + (lane % 8 ^ t) * 16, from + t * p.lda, there ? 16 : 0);
+    } else {
+        dense_weights g;
+
+        g.load(p.norm, k, there);
+#pragma unroll 2
+        for (int t = 0; t < p.T; t++) {
+            float s;
+            const uint4 v = g.apply(p.x + (int64_t)t * p.K, k, there, &s);
+
+            if (mine)
+                st_shared_128(dst + t * 128 + (lane % 8 ^ t) * 16, v);
+            s = dense_sum_part(s);
+            squares = lane == t ? s : squares;
         }
-        if (i + RING < n) /* into the places just read: a lane's own, so in order */
-            copy_block(at, w + (i + RING) * 128, hi);
+    }
+    return squares;
+}
+
+/* A warp's part of K. Leaves its sums, [token][PITCH], at `mine`, and after them its tokens' sums
+ * of squares. */
+template <int RING, int KIND, int SRC>
+static __device__ __forceinline__ void multiply(const cuda_dense_args &p, uint8_t *mine)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int first = threadIdx.x / 32 * p.split.blocks, all = (p.K + 63) / 64;
+    const int n = min(p.split.blocks, all - first);
+    const uint32_t ring = smem_addr(mine), rows = ring + RING * W_BLOCK;
+    float acc[4] = {};
+    small_weights<KIND> w;
+
+    w.init(p, ring, first);
+#pragma unroll
+    for (int s = 0; s < RING; s++)
+        if (s < n)
+            w.copy(s, s);
+    griddepcontrol_wait();
+    const float squares = stage_rows<SRC>(p, first, rows);
+    cp_async_commit();
+#pragma unroll
+    for (int s = 1; s < RING; s++) /* so that at block i, i - 1 groups are newer than the ring's */
+        cp_async_commit();
+
+    const int token = min(lane % 8, p.T - 1); /* columns past the last token are dropped */
+    const uint32_t b_row = rows + token * 128;
+    const uint32_t a_row = ring + lane % 16 * 128;
+    for (int i = 0, slot = 0; i < n; i++) {
+        cp_async_wait<RING - 1>();
+        __syncwarp(); /* all lanes' copies and stores are there */
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t a[2][4], b[4];
+
+            ldmatrix_x4(b, b_row + i * (p.T * 128) + ((half * 4 + lane / 8) ^ token) * 16);
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                ldmatrix_x4(a[k], a_row + slot * W_BLOCK +
+                                      ((half * 4 + k * 2 + lane / 16) ^ lane % 8) * 16);
+            mma_m16n8k16(acc, a[0], b[0], b[1]);
+            mma_m16n8k16(acc, a[1], b[2], b[3]);
+        }
+        __syncwarp(); /* all have read: the place may be filled again */
+        if (i + RING < n)
+            w.copy(slot, i + RING);
         cp_async_commit();
         slot = slot + 1 == RING ? 0 : slot + 1;
     }
-    cp_async_wait<0>();
-    __syncwarp(); /* the ring becomes this warp's sums, [token][PITCH] */
-#pragma unroll
-    for (int j = 0; j < NT; j++) {
-        float *sum = (float *)mine + (j * 8 + 2 * q) * PITCH + g;
+    float *sums = (float *)mine, *at = sums + 2 * q * PITCH + g;
 
-        sum[0] = acc[j][0];
-        sum[PITCH] = acc[j][1];
-        sum[8] = acc[j][2];
-        sum[PITCH + 8] = acc[j][3];
+    at[0] = acc[0];
+    at[PITCH] = acc[1];
+    at[8] = acc[2];
+    at[PITCH + 8] = acc[3];
+    if (SRC == ROWS_NORM && lane < 8)
+        sums[8 * PITCH + lane] = squares;
+}
+
+/* The sums of all parts in their order, for row pair lane % 8 of token lane / 8, and of the fourth
+ * token after it. */
+template <int RING, int KIND, int SRC>
+static __device__ __forceinline__ void finish(const cuda_dense_args &p, const float *sums)
+{
+    static_assert(TD_DENSE_FUSED <= 4 && TD_DENSE_FEW <= 8, "tokens of a lane");
+    const int TOKENS = SRC == ROWS_NORM ? 1 : 2, lane = threadIdx.x % 32, r = lane % 8;
+    const int parts = p.split.parts, step = warp_bytes(RING, p) / 4;
+    const dense_place at = dense_find<KIND>(p, blockIdx.x, r);
+    float2 rotation[TOKENS] = {};
+    int slot[TOKENS] = {};
+
+    griddepcontrol_wait();
+#pragma unroll
+    for (int j = 0; j < TOKENS; j++) {
+        const int t = lane / 8 + j * 4;
+
+        if (KIND == CUDA_DENSE_QKV && t < p.T) {
+            slot[j] = __ldcg(p.slot + t);
+            rotation[j] = dense_rotation(p, at, __ldcg(p.pos + t));
+        }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < 64 * NT; i += blockDim.x) {
-        const int t = i / 8, r = i % 8;
-        const float *sum = (const float *)ring + t * PITCH + r;
-        float total_lo = 0.0f, total_hi = 0.0f;
-        int part = 0;
+#pragma unroll
+    for (int j = 0; j < TOKENS; j++) {
+        const int t = lane / 8 + j * 4;
+        const float *from = sums + t * PITCH + r;
+        float lo = 0.0f, hi = 0.0f, squares = 0.0f;
 
         if (t >= p.T)
-            break;
-        for (int group = 0; group < p.split.groups; group++) {
+            return;
+        for (int group = 0, part = 0; group < p.split.groups; group++) {
             float x = 0.0f, y = 0.0f;
 
-            for (int k = 0; k < p.split.parts_a_group && part < p.split.parts; k++, part++) {
-                x = __fadd_rn(x, sum[part * (RING * SLOT / 4)]);
-                y = __fadd_rn(y, sum[part * (RING * SLOT / 4) + 8]);
+            for (int k = 0; k < p.split.parts_a_group && part < parts; k++, part++) {
+                x = __fadd_rn(x, from[part * step]);
+                y = __fadd_rn(y, from[part * step + 8]);
+                if (SRC == ROWS_NORM)
+                    squares = __fadd_rn(squares, sums[part * step + 8 * PITCH + t]);
             }
-            total_lo = __fadd_rn(total_lo, x);
-            total_hi = __fadd_rn(total_hi, y);
+            lo = __fadd_rn(lo, x);
+            hi = __fadd_rn(hi, y);
         }
-        dense_finish<KIND>(p, blockIdx.x, r, t, total_lo, total_hi);
+        if (KIND == CUDA_DENSE_OUT)
+            dense_store_out(p, at, t, lo, hi);
+        else
+            dense_store_qkv(p, at, t, lo, hi,
+                            SRC == ROWS_NORM ? dense_scale(squares, p.K, p.eps)
+                                             : __ldcg(p.scale + t),
+                            rotation[j], slot[j]);
     }
 }
 
-template <int KIND, int NT, int RING, int BLOCKS>
-static cudaError_t launch(cudaStream_t s, const cuda_dense_args &p)
+template <int RING, int KIND, int SRC, int BLOCKS>
+static __global__ void __launch_bounds__(BLOCKS == 3 ? 512 : 32 * TD_DENSE_PARTS + 32, BLOCKS)
+    dense_small_kernel(const __grid_constant__ cuda_dense_args p)
 {
-    return dense_launch(dense_small_kernel<KIND, NT, RING, BLOCKS>, s,
-                        dim3((unsigned)((p.N + 15) / 16)), 32 * p.split.parts,
-                        p.split.parts * RING * SLOT, 1, p);
+    extern __shared__ __align__(128) uint8_t smem[];
+    const int warp = threadIdx.x / 32;
+
+    griddepcontrol_launch_dependents();
+    if (warp < p.split.parts) {
+        multiply<RING, KIND, SRC>(p, smem + warp * warp_bytes(RING, p));
+        __syncthreads();
+    } else {
+        finish<RING, KIND, SRC>(p, (const float *)smem);
+    }
 }
 
-cudaError_t td_cuda_dense_small(cudaStream_t s, cuda_dense_kind kind, const cuda_dense_args *a)
+template <int RING, int KIND, int SRC, int BLOCKS>
+static cudaError_t launch(cudaStream_t s, const cuda_dense_args &p)
+{
+    static_assert(8 * (PITCH + 1) * 4 <= RING * W_BLOCK, "sums fit the ring");
+    return dense_launch(dense_small_kernel<RING, KIND, SRC, BLOCKS>, s,
+                        dim3((unsigned)((p.N + 15) / 16)), 32 * p.split.parts + 32,
+                        p.split.parts * warp_bytes(RING, p), 1, p);
+}
+
+template <int KIND, int SRC, int BLOCKS>
+static cudaError_t launch_ring(cudaStream_t s, const cuda_dense_args &p)
+{
+    const int tiles = (p.N + 15) / 16, blocks = (tiles + 131) / 132;
+    const int room = 228 * 1024 / (blocks < BLOCKS ? blocks : BLOCKS) - 1024;
+    int ring = 3;
+
+    while (ring > 1 && p.split.parts * warp_bytes(ring, p) > room)
+        ring--;
+    switch (ring) {
+    case 1: return launch<1, KIND, SRC, BLOCKS>(s, p);
+    case 2: return launch<2, KIND, SRC, BLOCKS>(s, p);
+    default: return launch<3, KIND, SRC, BLOCKS>(s, p);
+    }
+}
+
+static cudaError_t launch_kind(cudaStream_t s, cuda_dense_kind kind, const cuda_dense_args &p)
 {
     if (kind == CUDA_DENSE_OUT)
-        return a->T <= 8 ? launch<CUDA_DENSE_OUT, 1, 3, 2>(s, *a)
-                         : launch<CUDA_DENSE_OUT, 2, 3, 2>(s, *a);
-    return a->T <= 8 ? launch<CUDA_DENSE_QKV, 1, 2, 3>(s, *a)
-                     : launch<CUDA_DENSE_QKV, 2, 2, 2>(s, *a);
+        return launch_ring<CUDA_DENSE_OUT, ROWS, 2>(s, p);
+    if (p.split.parts == TD_DENSE_PARTS) /* a warp too many for three blocks */
+        return p.x != NULL ? launch_ring<CUDA_DENSE_QKV, ROWS_NORM, 2>(s, p)
+                           : launch_ring<CUDA_DENSE_QKV, ROWS, 2>(s, p);
+    return p.x != NULL ? launch_ring<CUDA_DENSE_QKV, ROWS_NORM, 3>(s, p)
+                       : launch_ring<CUDA_DENSE_QKV, ROWS, 3>(s, p);
+}
+
+td_status td_cuda_dense_small(cudaStream_t s, cuda_dense_kind kind, const cuda_dense_args *a,
+                              const char *step, td_error *err)
+{
+    return td_cuda_status(err, launch_kind(s, kind, *a), step);
 }

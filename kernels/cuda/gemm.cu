@@ -1,7 +1,7 @@
 /* gemm: dense products. The 128 x 128 tile is bound by mma.sync's rate; the small ones, in decode,
  * by the stream of weights. One H200, 2026-11-30, bench/ops_cuda: 315 TFLOP/s at 8192 rows (wgmma
- * gives about 800); at one row 4.2 TB/s of 4.4 in the head, and 1.6 in attn_out, whose 90 blocks do
- * not fill the machine. */
+ * gives about 800); at one row 4.2 TB/s of 4.4 in the head. Attention's projections have kernels of
+ * their own, dense.h and blas.h, and come here in shapes that those do not take. */
 #include "kernels/cuda/gemm.cuh"
 
 td_status td_cuda_gemm(cudaStream_t s, cuda_out kind, const cuda_gemm_args *g, const char *step,

@@ -4,7 +4,7 @@
  * bound by memory in a long prefill and by their launch in decode. */
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/gemm.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/hopper.cuh"
 
 #include <cuda_bf16.h>
 
@@ -22,14 +22,30 @@ static __global__ void embed_kernel(const int32_t *tokens, const Elt *table, int
         out[i] = mine ? (__nv_bfloat16)table[row * D + i] : (__nv_bfloat16)0.0f;
 }
 
+/* The same for bf16 rows of whole 16-byte chunks. */
+static __global__ void embed_16_kernel(const int32_t *tokens, const uint4 *table, int32_t first,
+                                       int32_t n, int32_t chunks, uint4 *out)
+{
+    const int64_t row = (int64_t)tokens[blockIdx.x] - first;
+    const bool mine = row >= 0 && row < n;
+
+    out += (int64_t)blockIdx.x * chunks;
+    for (int i = threadIdx.x; i < chunks; i += THREADS)
+        out[i] = mine ? __ldg(table + row * chunks + i) : make_uint4(0, 0, 0, 0);
+}
+
 struct parts {
     const __nv_bfloat16 *p[16];
 };
 
+/* The steps after a sum have weights to fetch meanwhile: they may start at once, and wait where
+ * they read x. */
 static __global__ void add_kernel(size_t n, parts part, int n_parts, bool clear, float *x)
 {
     const size_t step = (size_t)gridDim.x * THREADS;
 
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
         float sum = 0.0f;
 
@@ -39,22 +55,29 @@ static __global__ void add_kernel(size_t n, parts part, int n_parts, bool clear,
     }
 }
 
-/* The same for one part, four elements a thread: what one rank alone does in every half layer. */
-static __global__ void add_one_kernel(size_t n4, const uint2 *part, bool clear, float4 *x)
+/* The same, four elements a thread. PARTS 0: any number of them. */
+template <int PARTS>
+static __global__ void add_4_kernel(size_t n4, parts part, int n_parts, bool clear, float4 *x)
 {
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    float4 v = make_float4(0, 0, 0, 0);
+    float4 v = make_float4(0, 0, 0, 0), sum = v;
 
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     if (i >= n4)
         return;
-    const uint2 p = part[i];
     if (!clear)
         v = x[i];
-    v.x += __uint_as_float(p.x << 16);
-    v.y += __uint_as_float(p.x & 0xffff0000u);
-    v.z += __uint_as_float(p.y << 16);
-    v.w += __uint_as_float(p.y & 0xffff0000u);
-    x[i] = v;
+#pragma unroll
+    for (int r = 0; r < (PARTS > 0 ? PARTS : n_parts); r++) {
+        const uint2 p = ((const uint2 *)part.p[r])[i];
+
+        sum.x += __uint_as_float(p.x << 16);
+        sum.y += __uint_as_float(p.x & 0xffff0000u);
+        sum.z += __uint_as_float(p.y << 16);
+        sum.w += __uint_as_float(p.y & 0xffff0000u);
+    }
+    x[i] = make_float4(v.x + sum.x, v.y + sum.y, v.z + sum.z, v.w + sum.w);
 }
 
 /* Every thread gets the same sum over the block, added in the same order. */
@@ -152,16 +175,47 @@ td_status td_cuda_embed(td_stream *s, const td_embed_args *a, td_error *err)
     if (td_cuda_format(m) == CUDA_F32)
         embed_kernel<<<a->T, THREADS, 0, s->handle>>>(a->tokens, (const float *)m->mem.ptr,
                                                       a->first, m->N, a->D, out);
+    else if (a->D % 8 == 0 && (uintptr_t)out % 16 == 0)
+        embed_16_kernel<<<a->T, THREADS, 0, s->handle>>>(a->tokens, (const uint4 *)m->mem.ptr,
+                                                         a->first, m->N, a->D / 8, (uint4 *)out);
     else
         embed_kernel<<<a->T, THREADS, 0, s->handle>>>(a->tokens, (const __nv_bfloat16 *)m->mem.ptr,
                                                       a->first, m->N, a->D, out);
     return td_cuda_launched(err, "embed");
 }
 
+/* A kernel that may start while the one before it ends. */
+template <class X>
+static cudaError_t launch_add(cudaStream_t s, size_t blocks,
+                              void (*kernel)(size_t, parts, int, bool, X *), size_t n,
+                              const parts &part, const td_add_args *a)
+{
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute attr = {};
+
+    attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = dim3((unsigned)blocks);
+    c.blockDim = dim3(THREADS);
+    c.stream = s;
+    c.attrs = &attr;
+    c.numAttrs = 1;
+    return cudaLaunchKernelEx(&c, kernel, n, part, (int)a->n_parts, (bool)a->clear, (X *)a->x);
+}
+
+static bool in_fours(const td_add_args *a)
+{
+    bool whole = a->n % 4 == 0 && (uintptr_t)a->x % 16 == 0 && a->n / 4 / THREADS < INT32_MAX;
+
+    for (int32_t r = 0; r < a->n_parts; r++)
+        whole = whole && (uintptr_t)a->part[r] % 8 == 0;
+    return whole;
+}
+
 td_status td_cuda_add(td_stream *s, const td_add_args *a, td_error *err)
 {
     parts part = {};
-    const size_t blocks = (a->n + THREADS - 1) / THREADS;
+    cudaError_t e;
 
     if (a->n_parts < 1 || a->n_parts > 16)
         return td_fail(err, TD_INVALID, "add: %d parts; 1 to 16 are possible", a->n_parts);
@@ -169,14 +223,21 @@ td_status td_cuda_add(td_stream *s, const td_add_args *a, td_error *err)
         return TD_OK;
     for (int32_t r = 0; r < a->n_parts; r++)
         part.p[r] = (const __nv_bfloat16 *)a->part[r];
-    if (a->n_parts == 1 && a->n % 4 == 0 && (uintptr_t)part.p[0] % 8 == 0 &&
-        (uintptr_t)a->x % 16 == 0)
-        add_one_kernel<<<(unsigned)((a->n / 4 + THREADS - 1) / THREADS), THREADS, 0, s->handle>>>(
-            a->n / 4, (const uint2 *)part.p[0], a->clear, (float4 *)a->x);
-    else
-        add_kernel<<<(unsigned)(blocks < 65536 ? blocks : 65536), THREADS, 0, s->handle>>>(
-            a->n, part, a->n_parts, a->clear, (float *)a->x);
-    return td_cuda_launched(err, "add");
+    if (in_fours(a)) {
+        const size_t n4 = a->n / 4, blocks = (n4 + THREADS - 1) / THREADS;
+
+        switch (a->n_parts) {
+        case 1: e = launch_add(s->handle, blocks, add_4_kernel<1>, n4, part, a); break;
+        case 4: e = launch_add(s->handle, blocks, add_4_kernel<4>, n4, part, a); break;
+        case 8: e = launch_add(s->handle, blocks, add_4_kernel<8>, n4, part, a); break;
+        default: e = launch_add(s->handle, blocks, add_4_kernel<0>, n4, part, a);
+        }
+    } else {
+        const size_t blocks = (a->n + THREADS - 1) / THREADS;
+
+        e = launch_add(s->handle, blocks < 65536 ? blocks : 65536, add_kernel, a->n, part, a);
+    }
+    return td_cuda_status(err, e, "add");
 }
 
 td_status td_cuda_head(td_stream *s, const td_head_args *a, td_error *err)

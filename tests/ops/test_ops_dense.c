@@ -91,22 +91,22 @@ static void test_attn_out_refuses_a_matrix_of_another_shape(void **state)
     harness_clear(h);
 }
 
-static void test_embed_gathers_its_rows_and_zeros_the_others(void **state)
+static void embed_case(harness *h, int32_t D, td_elt elt)
 {
-    harness *h = *state;
-    enum { D = 65, FIRST = 10, ROWS = 5, T = 4 };
-    float *table = random_floats(h, ROWS * D, 1, true), got[T * D];
+    enum { FIRST = 10, ROWS = 5, T = 4 };
+    size_t n = (size_t)(T * D);
+    float *table = random_floats(h, (size_t)(ROWS * D), 1, true), *got = host_floats(h, n);
     const int32_t tokens[T] = {12, 9, 14, 15};
     td_error err = {0};
     td_embed_args a = {.T = T,
                        .D = D,
                        .first = FIRST,
                        .tokens = dev_i32(h, tokens, T),
-                       .table = dev_matrix(h, TD_FORM_ROWS, TD_ELT_BF16, table, 1, ROWS, D),
-                       .out = dev_poison(h, sizeof got)};
+                       .table = dev_matrix(h, TD_FORM_ROWS, elt, table, 1, ROWS, D),
+                       .out = dev_poison(h, n * 4)};
 
     check_ok(h->ops->embed(h->s, &a, &err), &err);
-    read_elts(h, a.out, h->ops->act, T * D, got);
+    read_elts(h, a.out, h->ops->act, n, got);
     for (int t = 0; t < T; t++)
         for (int i = 0; i < D; i++) {
             bool mine = tokens[t] >= FIRST && tokens[t] < FIRST + ROWS;
@@ -116,11 +116,17 @@ static void test_embed_gathers_its_rows_and_zeros_the_others(void **state)
     harness_clear(h);
 }
 
+static void test_embed_gathers_its_rows_and_zeros_the_others(void **state)
+{
+    embed_case(*state, 65, TD_ELT_BF16);
+    embed_case(*state, 2880, TD_ELT_BF16);
+    embed_case(*state, 64, TD_ELT_F32);
+}
+
 static void test_add_sums_parts_in_rank_order(void **state)
 {
     harness *h = *state;
-    enum { MANY = 9001 };
-    const size_t sizes[] = {1, 63, MANY};
+    const size_t sizes[] = {1, 63, 9001, 9004};
 
     for (int parts = 1; parts <= 8; parts++)
         for (size_t s = 0; s < N_OF(sizes); s++)
