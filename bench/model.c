@@ -422,6 +422,8 @@ int main(int argc, char **argv)
         return 2;
     }
     if (b.csv != NULL)
+        setvbuf(b.csv, NULL, _IOLBF, 0); /* rows of a run that is cut short are rows */
+    if (b.csv != NULL)
         fprintf(b.csv, "what,model,tp,ep,experts,batch,tokens,ms,floor_ms,share,tokens_s,usd_m\n");
     b.tokens = malloc(TOKENS * sizeof *b.tokens);
     for (int32_t i = 0; i < TOKENS; i++)

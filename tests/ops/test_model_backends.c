@@ -703,5 +703,7 @@ int main(void)
     }
     if (dev != NULL)
         ops->dev_close(dev);
+    if (getenv("TANDEM_TEST_ONLY") != NULL) /* such as "*two_ranks*" */
+        cmocka_set_test_filter(getenv("TANDEM_TEST_ONLY"));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
