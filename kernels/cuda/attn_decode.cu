@@ -89,8 +89,8 @@ static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
         __syncwarp();
     };
 
-    griddepcontrol_launch_dependents(); /* the join may be set up meanwhile */
     griddepcontrol_wait();
+    griddepcontrol_launch_dependents(); /* the join may be set up, and read the lengths */
     if (p.direct > 0) {
         const int row = quotient(i_unit, p.by_direct), chunk = i_unit - row * p.direct;
         const int t = quotient(row, p.by_K), head = row - t * p.K;
