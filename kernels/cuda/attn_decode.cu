@@ -14,7 +14,7 @@
  * Bound by the keys and values that must be read; one sequence by latencies, of two launches and of
  * the first bytes. One H200, 2026-11-30, graph replays over caches that rotate past L2, 64 heads
  * over 8; TB/s for 1, 8 and 64 sequences: bf16 of 8192 positions 1.7, 3.3, 4.0, of 32768 3.0, 4.0,
- * 4.3; e4m3 1.0, 2.6, 3.6 and 2.2, 3.5, 4.0. A window of 128 takes 4 us for one, 12 for 64. */
+ * 4.3; e4m3 1.0, 2.3, 3.4 and 2.2, 3.5, 3.9. A window of 128 takes 4 us for one, 12 for 64. */
 #include "kernels/cuda/attn_join.cuh"
 #include "kernels/cuda/hopper.cuh"
 
