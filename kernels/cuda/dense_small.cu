@@ -115,7 +115,7 @@ static __device__ __forceinline__ void multiply(const cuda_dense_args &p, uint8_
     const float squares = stage_rows<SRC>(p, first, rows);
     cp_async_commit();
 #pragma unroll
-    for (int s = 1; s < RING; s++) /* so that at block i, i - 1 groups are newer than the ring's */
+    for (int s = 1; s < RING; s++) /* empty: at block i the groups up to its own are the old ones */
         cp_async_commit();
 
     const int token = min(lane % 8, p.T - 1); /* columns past the last token are dropped */
