@@ -1,7 +1,7 @@
 /* dense: which kernel takes how many rows. */
 #include "kernels/cuda/dense.h"
 
-/* One H200, bench/ops_cuda: the small kernel is the faster as long as it takes the rows at all. */
+/* Measured: the small kernel is the faster as long as it takes the rows at all. */
 td_status td_cuda_dense(cudaStream_t s, cuda_dense_kind kind, const cuda_dense_args *a,
                         const char *step, td_error *err)
 {
