@@ -484,6 +484,39 @@ static void test_experts_fp8_row_keeps_its_bits(void **state)
     harness_clear(h);
 }
 
+/* Two steps in one graph, which share their workspace: one must not begin with what the other still
+ * needs. */
+static void test_experts_fp8_in_a_graph(void **state)
+{
+    static const fp8_case c = {"graph", 200, 288, 160, 8, 8, 0, 2, 7, {0}, 1, 2, 4, false, 0};
+    harness *h = *state;
+    made m = make_case(h, &c);
+    const size_t n = (size_t)(c.T * c.D);
+    float *one = host_floats(h, n), *two = host_floats(h, n), *got = host_floats(h, n);
+    td_experts_args a = m.a, b = m.a;
+    td_graph *g = NULL;
+    td_error err = {0};
+
+    b.t = dev_act(h, random_floats(h, n, 3, true), n);
+    b.out = dev_poison(h, n * 2);
+    run_step(h, &a, one);
+    run_step(h, &b, two);
+    a.out = dev_poison(h, n * 2);
+    b.out = dev_poison(h, n * 2);
+    check_ok(h->ops->graph_begin(h->s, &err), &err);
+    check_ok(h->ops->experts(h->s, &a, &err), &err);
+    check_ok(h->ops->experts(h->s, &b, &err), &err);
+    check_ok(h->ops->graph_end(h->s, &g, &err), &err);
+    for (int i = 0; i < 5; i++)
+        check_ok(h->ops->graph_launch(h->s, g, &err), &err);
+    read_elts(h, a.out, TD_ELT_BF16, n, got);
+    assert_memory_equal(got, one, n * 4);
+    read_elts(h, b.out, TD_ELT_BF16, n, got);
+    assert_memory_equal(got, two, n * 4);
+    h->ops->graph_free(g);
+    harness_clear(h);
+}
+
 /* A NaN and an infinity spoil their own rows and no other bit. */
 static void test_experts_fp8_nan_stays_in_its_row(void **state)
 {
@@ -542,6 +575,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_experts_fp8_agree_with_float64),
         cmocka_unit_test(test_experts_fp8_row_keeps_its_bits),
+        cmocka_unit_test(test_experts_fp8_in_a_graph),
         cmocka_unit_test(test_experts_fp8_nan_stays_in_its_row),
         cmocka_unit_test(test_experts_fp8_refuses),
     };
