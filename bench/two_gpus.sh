@@ -67,6 +67,7 @@ step() {
     [ "$rc" -eq 0 ] && return 0
     FAILED=1
     [ "$rc" -eq 124 ] && echo "  $name: cut after $most s or at the limit" || echo "  $name: exit $rc"
+    grep -v '^\[' "$OUT_DIR/$name.txt" | tail -n 1 | cut -c1-150 | sed 's/^/  /'
     return "$rc"
 }
 
@@ -85,6 +86,9 @@ fi
 nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader | sed 's/^/  /'
 nvidia-smi topo -m >>"$LOG" 2>&1
 grep -E '^GPU[01]' "$LOG" | cut -c1-60
+
+serving=
+trap '[ -z "$serving" ] || kill "$serving" 2>/dev/null; exit 1' INT TERM
 
 # Services come up while the tests run; they begin at the line that goes into the pipe.
 if has serve; then

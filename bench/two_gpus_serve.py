@@ -11,6 +11,7 @@ in DIR/transfers.csv and DIR/interference.csv, the processes' logs in DIR/logs. 
 timed by the workers: their /metrics and their log line transfer_done."""
 import argparse
 import csv
+import ctypes
 import http.client
 import json
 import os
@@ -26,6 +27,11 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TINY = os.path.join(ROOT, "models/tandem-tiny")
 STREAMS = 32
+libc = ctypes.CDLL(None)
+
+
+def end_with_parent():
+    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def wait_for(what, look, seconds):
@@ -104,7 +110,8 @@ class Service:
         argv[0] = os.path.join(self.o.bin, argv[0])
         with open(self.log_path(role), "w") as f:
             self.procs[role] = subprocess.Popen(argv, stdout=f, stderr=subprocess.STDOUT,
-                                                stdin=subprocess.DEVNULL)
+                                                stdin=subprocess.DEVNULL,
+                                                preexec_fn=end_with_parent)
 
     def ready(self):
         for role, p in self.procs.items():
@@ -363,7 +370,8 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the workers are to be stopped
     made, failed = start_all(o), 0
     try:
-        sys.stdin.readline()
+        if not sys.stdin.readline():
+            return 1  # whoever started this has gone
         t0 = time.monotonic()
         up = {}
         for name, s in made.items():
