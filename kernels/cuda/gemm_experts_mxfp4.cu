@@ -1,9 +1,8 @@
 /* gemm_experts_mxfp4: experts as published, packed; and the choice between the formats.
  *
- * In decode bound by the stream of packed weights. In prefill each warp unpacks what it multiplies:
- * 15 integer instructions and 4 multiplications for 8 weights, used for 64 rows. One H200,
- * 2026-11-30, bench/ops_cuda, with grouping and combining: 281 TFLOP/s at 8192 tokens of 32
- * experts; 0.9 TB/s at one token, 1.6 at 64. */
+ * Each warp unpacks what it multiplies: 15 integer instructions and 4 multiplications for 8
+ * weights, used for 64 rows. One H200, 2026-11-30, bench/ops_cuda, with grouping and combining: 281
+ * TFLOP/s at 8192 tokens of 32 experts. Decode steps do not come here: see experts_small.cu. */
 #include "kernels/cuda/gemm_experts.cuh"
 
 cudaError_t gemm_experts_mxfp4(cudaStream_t s, bool gate_up, td_tile_size size,

@@ -1,4 +1,5 @@
-/* moe: router and experts.
+/* moe: router and experts; here for any shape, in decode steps router_small.cu and experts_small.cu
+ * where they can.
  *
  * Experts work on (token, choice) pairs grouped by expert: one block counts and places them and
  * cuts tiles, gate and up and the activation fill a[pair, I], down fills y[pair, D], and the last

@@ -102,6 +102,8 @@ static const expert_case decode_cases[] = {
     {TD_SMALL_STEP, 2880, 32, 4, 3, 1, 2, SPREAD_RANDOM, WEIGHTS_MXFP4},
     {TD_SMALL_STEP, 32, 2880, 4, 4, 0, 2, SPREAD_RANDOM, WEIGHTS_MXFP4},
     {TD_SMALL_STEP, 70, 33, 4, 4, 0, 2, SPREAD_RANDOM, WEIGHTS_BF16},
+    {TD_SMALL_STEP, 2880, 736, 4, 2, 1, 2, SPREAD_RANDOM, WEIGHTS_MXFP4},
+    {TD_SMALL_STEP, 736, 2880, 2, 2, 0, 1, SPREAD_RANDOM, WEIGHTS_MXFP4},
 };
 static const int32_t decode_sizes[] = {1, 2, 3, 8, 9, 16, 17, 24, 25, 33, 64, 65, 127};
 
