@@ -90,7 +90,7 @@ typedef enum td_form {
 /* How expert weights that were shipped as MXFP4 are kept.
  *
  *   MXFP4  packed as they came: fewest bytes, what decode is bound by
- *   FP8    e4m3 with one power-of-two scale a block of 128 x 128: twice the matrix rate, what
+ *   FP8    e4m3 with one power-of-two scale a block of 64 x 128: twice the matrix rate, what
  *          prefill is bound by; activations are quantised too. Backends may lack it. */
 typedef enum td_expert_format { TD_EXPERTS_MXFP4, TD_EXPERTS_FP8 } td_expert_format;
 
