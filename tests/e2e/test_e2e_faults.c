@@ -6,13 +6,19 @@
 
 #include "tests/e2e/cluster.h"
 
-/* Workers are given up quickly, and pages of dead sources soon come back. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define QUICK_ROUTER "--recovery-timeout 3s --lease 25s"
-#else
-#define QUICK_ROUTER "--recovery-timeout 600ms --lease 4s"
-#endif
 #define QUICK_DECODE "--fence-grace 200ms --heartbeat 300ms"
+
+/* Workers are given up quickly, and pages of dead sources soon come back; but where a worker takes
+ * seconds to start, a router must wait for the one that is on its way. */
+static const char *quick_router(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return "--recovery-timeout 3s --lease 25s";
+#else
+    return strstr(cluster_worker_options(), "cuda") != NULL ? "--recovery-timeout 10s --lease 25s"
+                                                            : "--recovery-timeout 600ms --lease 4s";
+#endif
+}
 
 enum { N_KINDS = 4 };
 
@@ -75,7 +81,7 @@ static void test_decode_dies(cluster *c)
     ask alone[N_KINDS], hit[N_KINDS];
     process *d[2];
 
-    cluster_router(c, QUICK_ROUTER);
+    cluster_router(c, quick_router());
     cluster_prefill(c, "");
     d[0] = cluster_decode(c, QUICK_DECODE);
     cluster_ready(c);
@@ -102,7 +108,7 @@ static void test_last_decode_dies(cluster *c)
     ask a[N_KINDS], next;
     process *d, *p;
 
-    cluster_router(c, QUICK_ROUTER);
+    cluster_router(c, quick_router());
     p = cluster_prefill(c, "");
     d = cluster_decode(c, QUICK_DECODE);
     cluster_ready(c);
@@ -163,7 +169,7 @@ static void test_decode_freezes(cluster *c)
     ask alone[N_KINDS], hit[N_KINDS], after;
     process *d[2];
 
-    cluster_router(c, QUICK_ROUTER);
+    cluster_router(c, quick_router());
     cluster_prefill(c, "");
     d[0] = cluster_decode(c, QUICK_DECODE);
     cluster_ready(c);
@@ -230,7 +236,7 @@ static void check_prefill_goes(cluster *c, int signo)
     process *p[2], *d, *busy;
     ask alone, hit, short_one;
 
-    cluster_router(c, QUICK_ROUTER);
+    cluster_router(c, quick_router());
     p[0] = cluster_prefill(c, "--heartbeat 300ms");
     p[1] = cluster_prefill(c, "--heartbeat 300ms");
     d = cluster_decode(c, QUICK_DECODE);
@@ -279,7 +285,7 @@ static void test_last_prefill_dies(cluster *c)
     process *p, *d;
     ask running, hit, next;
 
-    cluster_router(c, QUICK_ROUTER);
+    cluster_router(c, quick_router());
     p = cluster_prefill(c, "");
     d = cluster_decode(c, QUICK_DECODE);
     cluster_ready(c);
