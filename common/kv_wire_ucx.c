@@ -343,9 +343,14 @@ td_status td_kv_wire_check(const td_kv_wire_options *opt, td_kv_memory memory, i
 
     if (st == TD_OK)
         st = kv_ucx_open(&u, &o, &r, err);
-    if (st == TD_OK)
-        kv_ucx_close(&u);
-    return st;
+    if (st != TD_OK)
+        return st;
+    kv_ucx_close(&u);
+    td_info("kv_ucx", "version=%u.%u memory=%s transport=%s", kv_ucx_version() >> 16,
+            kv_ucx_version() & 0xffff, memory == TD_KV_CUDA ? "cuda" : "host", o.transport);
+    if (memory == TD_KV_CUDA && kv_ucx_version() < (1 << 16 | 19))
+        td_warn("kv_ucx_old", "what=\"before 1.19 UCX knows one GPU in a process\"");
+    return TD_OK;
 }
 
 /* ------------------------------------------------------------------ what UCX chose */
