@@ -112,7 +112,8 @@ TD_MUST_CHECK static inline td_status td_gather_check(int32_t rank, const td_gat
     return TD_OK;
 }
 
-/* Ranks are threads of this process and can read each other's memory (CPU). */
+/* Ranks are threads of this process and can read each other's memory: for backends without
+ * td_ops.comm_open. */
 TD_MUST_CHECK td_status td_comm_threads_open(const td_ops *ops, int32_t n, td_comm **out,
                                              td_error *err);
 

@@ -362,7 +362,7 @@ bool kv_leg_step(kv_leg *leg, td_usec *deadline)
     }
     if (leg->stage == LEG_PUTTING && leg->err.code == TD_OK && p->lease_deadline < *deadline)
         *deadline = p->lease_deadline;
-    if (leg->stage == LEG_PUTTING && leg->awaits_event) {
+    if (leg->stage == LEG_PUTTING && leg->err.code == TD_OK && leg->awaits_event) {
         td_usec poll_at = td_now_us() + LEG_EVENT_POLL_US;
 
         if (poll_at < *deadline)

@@ -87,6 +87,21 @@ static void test_last_decode_device_hangs(cluster *c)
     check_last_one(c, "", "--fault-step -20 --step-timeout 400ms", DEVICE_HANGS);
 }
 
+/* The other rank waits for the one that broke: it is let go, or ended with it. */
+static void test_one_device_of_two_fails(cluster *c)
+{
+    if (strstr(cluster_worker_options(), "cuda") != NULL)
+        skip(); /* there may be one GPU */
+    check_last_one(c, "", "--tp 2 --fault-step 21", DEVICE_FAILED);
+}
+
+static void test_one_device_of_two_hangs(cluster *c)
+{
+    if (strstr(cluster_worker_options(), "cuda") != NULL)
+        skip();
+    check_last_one(c, "--tp 2 --fault-step -1 --step-timeout 400ms", "", DEVICE_HANGS);
+}
+
 static void test_last_prefill_device_fails(cluster *c)
 {
     check_last_one(c, "--fault-step 1", "", DEVICE_FAILED);
@@ -127,6 +142,8 @@ int main(void)
         E2E_TEST(test_decode_device_hangs),
         E2E_TEST(test_last_decode_device_fails),
         E2E_TEST(test_last_decode_device_hangs),
+        E2E_TEST(test_one_device_of_two_fails),
+        E2E_TEST(test_one_device_of_two_hangs),
         E2E_TEST(test_last_prefill_device_fails),
         E2E_TEST(test_last_prefill_device_hangs),
         E2E_TEST(test_prefill_device_fails_in_mid_prompt),
