@@ -1,13 +1,14 @@
 /* backend: what the files of the CUDA backend share.
  *
  * Choices: activations are bf16, the residual stream is f32 (its sums over layers lose nothing, and
- * its bytes are few). Weights and activations meet in mma.sync with f32 accumulators; norms,
- * rotation, softmax, router logits and the experts' sum are f32.
+ * its bytes are few). Weights and activations meet in the tensor cores with f32 accumulators;
+ * norms, rotation, softmax, router logits and the experts' sum are f32.
  *
- * One order of additions per result, whatever the shape of the launch: every GEMM adds k by k in
- * steps of 16 into one accumulator, attention goes through the pages of fixed chunks and merges the
- * chunks in order. That is how a row keeps its bits in any batch. Arithmetic that several kernels
- * must do alike is written with rounding intrinsics, which the compiler neither fuses nor reorders.
+ * One order of additions per result, whatever the shape of the launch: a product's order follows
+ * from its K and N (in blas.h, where only large steps go, from the step's rows in 128s too),
+ * attention goes through the pages of fixed chunks and merges the chunks in order. That is how a
+ * row keeps its bits in any batch. Arithmetic that several kernels must do alike is written with
+ * rounding intrinsics, which the compiler neither fuses nor reorders.
  *
  * Host code here is C; .cu files hold kernels and, at their end, launchers with C linkage. */
 #ifndef TANDEM_KERNELS_CUDA_BACKEND_H
@@ -47,13 +48,13 @@ struct td_dev {
     cuda_event event[TD_CUDA_EVENTS];
     uint32_t next_event;
     struct cuda_blas *blas; /* blas.h; NULL until a large step */
-    int32_t threads;       /* of the host, that gather weights */
-    cuda_staging *staging; /* staging.h; NULL while nothing is being loaded */
+    int32_t threads;        /* of the host, that gather weights */
+    cuda_staging *staging;  /* staging.h; NULL while nothing is being loaded */
 };
 
 typedef enum cuda_encoding {
-    CUDA_F32,  /* vectors, and rows of an f32 table */
-    CUDA_BF16, /* rows of td_cuda_pitch(K) elements, zeros after the K-th */
+    CUDA_F32,   /* vectors, and rows of an f32 table */
+    CUDA_BF16,  /* rows of td_cuda_pitch(K) elements, zeros after the K-th */
     CUDA_MXFP4, /* see mxfp4.h; td_cuda_mxfp4_shift() scales the product */
     CUDA_FP8    /* experts only, see experts_fp8.h */
 } cuda_encoding;
@@ -110,8 +111,8 @@ void td_cuda_unload(td_matrix *m);
 /* What loading needed is given back; a later load makes it again. */
 void td_cuda_staging_close(td_dev *dev);
 
-/* pack.cu: `rows` rows from row `first` on (a multiple of 8, as is rows except at the end) of a
- * matrix of K columns; raw holds the rows' blocks, then their scales. */
+/* pack.cu: `rows` rows of K columns, as shipped and on the device, into the units that begin at
+ * `units`: TD_MX_ROWS rows each, so only the last rows of a matrix may be fewer. */
 td_status td_cuda_pack_mxfp4(cudaStream_t s, const uint8_t *blocks, const uint8_t *scales,
                              int32_t rows, int32_t K, int32_t shift, void *units, td_error *err);
 

@@ -2,9 +2,9 @@
  *
  * Weights, E matrices of N rows by K columns (K a multiple of 32):
  *
- *   code   [E][N', K]        e4m3  N' is N rounded up to whole groups of 64 rows; zeros after the
- * N-th scale  [E][KB][NT][4]    f32   powers of two: KB blocks of 128 columns, NT tiles of 192
- * rows; one for each 64 rows of a tile, the fourth is not used
+ *   code   [E][N', K]        e4m3  N': N in whole groups of 64 rows; zeros after the last row
+ *   scale  [E][KB][NT][4]    f32   powers of two: KB blocks of 128 columns, NT tiles of 192 rows;
+ *                                  one for each 64 rows of a tile, the fourth is not used
  *
  * A weight is code * scale. Why 64 x 128 and not 128 x 128: 192 rows is the widest tile whose raw
  * and promoted sums fit in registers, and it straddles no 64-row scale; half as many shipped
@@ -21,11 +21,12 @@
  *
  *   x8     [R, pitch(D)]     e4m3  t[token] / x8_scale, by token and 128 columns
  *   x8_scale [KB(D)][R]      f32   largest magnitude / 448
- *   h8     [R, pitch(I)]     e4m3  swiglu(...) * h_scale. The clamp bounds it, so the factor is
- * known beforehand (8 for a limit of 7) and nothing can saturate y      [R, D]            bf16 what
- * each pair adds, before the router's weight place  [P]               i32   the row of pair i; -1:
- * its expert is not on this rank plan   [4][E + 1]        i32   an expert's first row, its rows,
- * and the units of work of either product before it */
+ *   h8     [R, pitch(I)]     e4m3  swiglu(...) * h_scale: the clamp bounds it, so the factor is
+ *                                  known beforehand (8 for a limit of 7) and nothing saturates
+ *   y      [R, D]            bf16  what each pair adds, before the router's weight
+ *   place  [P]               i32   the row of pair i; -1: its expert is not on this rank
+ *   plan   [4][E + 1]        i32   an expert's first row, its rows, and the units of work of
+ *                                  either product before it */
 #ifndef TANDEM_KERNELS_CUDA_EXPERTS_FP8_H
 #define TANDEM_KERNELS_CUDA_EXPERTS_FP8_H
 
