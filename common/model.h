@@ -73,12 +73,10 @@ typedef struct td_seq {
 } td_seq;
 
 /* Called on rank `rank`'s thread (rank 0's is the one that called the step) as soon as the keys and
- * values of this step are written (CUDA: enqueued; `ready` says when, by td_event_query() or
- * td_event_wait()) in `layer`. Layers come in order. Must not block and must not call into the model.
- */
+ * values of this step are written (CUDA: enqueued; `ready` says when, by td_event_query()) in
+ * `layer`. Layers come in order. Must not block and must not call into the model. */
 typedef void (*td_layer_hook)(void *user, int32_t rank, int32_t layer, td_event *ready);
 
-void td_event_wait(td_event *e); /* NULL returns at once; any thread */
 /* TD_OK: reached (as is NULL); TD_PENDING; TD_DEVICE: it never will be. Any thread, never waits. */
 td_status td_event_query(td_event *e);
 

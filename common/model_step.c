@@ -10,12 +10,6 @@
 #include "common/model.h"
 #include "common/model_impl.h"
 
-void td_event_wait(td_event *e)
-{
-    if (e != NULL)
-        e->wait(e);
-}
-
 td_status td_event_query(td_event *e)
 {
     return e == NULL ? TD_OK : e->query(e);

@@ -55,10 +55,9 @@ typedef struct td_graph td_graph;   /* steps that were captured; opaque */
 typedef struct td_comm td_comm;     /* what several ranks do together: common/comm.h */
 
 /* A point in a stream; NULL: already reached. Every backend's event begins with this, so that
- * whoever holds one can wait for it. */
+ * whoever holds one can ask. */
 typedef struct td_event td_event;
 struct td_event {
-    void (*wait)(td_event *e); /* any thread */
     /* TD_OK: reached; TD_PENDING; TD_DEVICE: it never will be. Any thread, waits for nothing. */
     td_status (*query)(td_event *e);
 };

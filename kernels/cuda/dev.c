@@ -23,12 +23,6 @@ static void dev_close(td_dev *dev)
     free(dev);
 }
 
-/* From any thread; a failure shows in the stream's next call. */
-static void event_wait(td_event *e)
-{
-    (void)cudaEventSynchronize(((cuda_event *)e)->handle);
-}
-
 static td_status event_query(td_event *e)
 {
     cudaError_t rc = cudaEventQuery(((cuda_event *)e)->handle);
@@ -72,13 +66,13 @@ static td_status check_device(int32_t index, td_error *err)
 
 static td_status make_events(td_dev *dev, td_error *err)
 {
-    const unsigned flags = cudaEventDisableTiming | cudaEventBlockingSync;
     td_status st = TD_OK;
 
     for (int i = 0; st == TD_OK && i < TD_CUDA_EVENTS; i++) {
-        dev->event[i].head = (td_event){.wait = event_wait, .query = event_query};
-        st = td_cuda_status(err, cudaEventCreateWithFlags(&dev->event[i].handle, flags),
-                            "making an event");
+        dev->event[i].head = (td_event){.query = event_query};
+        st = td_cuda_status(
+            err, cudaEventCreateWithFlags(&dev->event[i].handle, cudaEventDisableTiming),
+            "making an event");
     }
     return st;
 }
