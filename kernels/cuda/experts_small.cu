@@ -336,6 +336,8 @@ td_status td_cuda_experts_small(td_stream *s, const td_experts_args *a, void *ac
         (e = cudaFuncSetAttribute(experts_small_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   bytes)) != cudaSuccess)
         return td_cuda_status(err, e, "experts");
+    /* All blocks start at once or not at all: not on processors whose blocks wait for this rank. */
+    blocks = blocks > s->dev->held ? blocks - s->dev->held : 1;
     launch.gridDim = dim3((unsigned)blocks);
     launch.blockDim = dim3(THREADS);
     launch.dynamicSmemBytes = (size_t)bytes;
