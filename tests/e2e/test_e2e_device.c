@@ -120,7 +120,9 @@ static void test_prefill_device_fails_in_mid_prompt(cluster *c)
     process *broken, *d;
     ask alone, hit;
 
-    cluster_router(c, "");
+    /* A second attempt may reach the worker while it goes away and get no answer: then only the
+     * lease says when nothing can land any more. */
+    cluster_router(c, "--lease 10s");
     broken = cluster_prefill(c, "--chunk 128 --fault-step 2");
     d = cluster_decode(c, "--fence-grace 200ms");
     cluster_ready(c);
