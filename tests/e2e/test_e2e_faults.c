@@ -13,7 +13,7 @@
 static const char *quick_router(void)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return "--recovery-timeout 3s --lease 25s";
+    return "--recovery-timeout 3s --lease 12s";
 #else
     return strstr(cluster_worker_options(), "cuda") != NULL ? "--recovery-timeout 10s --lease 25s"
                                                             : "--recovery-timeout 600ms --lease 4s";
