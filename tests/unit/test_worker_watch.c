@@ -1,0 +1,140 @@
+/* worker_watch: it ends a process whose step or way out takes too long, with the right code, and
+ * leaves alone one that only does many steps. Each in a process of its own, since it ends it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "common/clock.h"
+#include "common/worker_watch.h"
+
+enum { TIMEOUT_MS = 50, LIVES = 0, BROKEN = 99, TEST_LIMIT_S = 60 };
+
+static td_watch *start(int64_t timeout_ms)
+{
+    td_watch *w = NULL;
+
+    alarm(TEST_LIMIT_S); /* a watch that sleeps fails the test and does not hang it */
+    if (td_watch_start(timeout_ms, &w, NULL) != TD_OK)
+        _exit(BROKEN);
+    return w;
+}
+
+static void hang(void)
+{
+    for (;;)
+        pause();
+}
+
+/* How a process ends that runs fn; *ms is how long it took. */
+static int end_of(void (*fn)(void), int64_t *ms)
+{
+    td_usec from = td_now_us();
+    int status = 0;
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        fn();
+        _exit(LIVES);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    *ms = (td_now_us() - from) / TD_USEC_PER_MSEC;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+static void check_ends(void (*fn)(void), int code, int64_t least_ms)
+{
+    int64_t ms;
+
+    assert_int_equal(end_of(fn, &ms), code);
+    assert_true(ms >= least_ms);
+}
+
+static void one_step_hangs(void)
+{
+    td_watch_begin(start(TIMEOUT_MS), "test", 1);
+    hang();
+}
+
+/* The watch has looked in between, and sleeps while the step that hangs begins. */
+static void a_later_step_hangs(void)
+{
+    td_watch *w = start(TIMEOUT_MS);
+    td_usec until = td_now_us() + 3 * TIMEOUT_MS * TD_USEC_PER_MSEC / 2;
+
+    while (td_now_us() < until) {
+        td_watch_begin(w, "test", 1);
+        td_watch_end(w);
+    }
+    td_watch_begin(w, "test", 2);
+    hang();
+}
+
+/* Many steps, then none for longer than one may take. The timeout is far above a step on any
+ * machine. */
+static void many_steps(void)
+{
+    td_watch *w = start(1000);
+    td_usec from = td_now_us();
+
+    while (td_now_us() - from < 1200 * TD_USEC_PER_MSEC) {
+        td_watch_begin(w, "test", 1);
+        td_watch_end(w);
+    }
+    while (td_now_us() - from < 3400 * TD_USEC_PER_MSEC)
+        ;
+    td_watch_stop(w);
+}
+
+static void way_out_hangs(void)
+{
+    td_watch *w = start(0);
+
+    td_watch_begin(w, "test", 1); /* with timeout 0 a step may take for ever */
+    td_watch_leave(w, 2 * TIMEOUT_MS, TD_EXIT_DEVICE);
+    hang();
+}
+
+static void way_out_ends(void)
+{
+    td_watch *w = start(0);
+
+    td_watch_leave(w, 3600 * 1000, TD_EXIT_DEVICE);
+    td_watch_stop(w);
+}
+
+static void test_watch_ends_a_process_whose_step_hangs(void **state)
+{
+    (void)state;
+    check_ends(one_step_hangs, TD_EXIT_HANG, TIMEOUT_MS);
+    check_ends(a_later_step_hangs, TD_EXIT_HANG, 5 * TIMEOUT_MS / 2);
+}
+
+static void test_watch_leaves_steps_alone_that_end(void **state)
+{
+    (void)state;
+    check_ends(many_steps, LIVES, 0);
+}
+
+static void test_watch_ends_a_way_out_that_hangs(void **state)
+{
+    (void)state;
+    check_ends(way_out_hangs, TD_EXIT_DEVICE, 2 * TIMEOUT_MS);
+    check_ends(way_out_ends, LIVES, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_watch_ends_a_process_whose_step_hangs),
+        cmocka_unit_test(test_watch_leaves_steps_alone_that_end),
+        cmocka_unit_test(test_watch_ends_a_way_out_that_hangs),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
