@@ -58,6 +58,14 @@ void chat_answer_error(td_http_request *req, const td_error *err, uint32_t retry
                   err->param[0] ? err->param : NULL, error_code(err), retry_s > 0 ? retry : NULL);
 }
 
+void chat_answer_error_event(td_buf *b, const td_error *err)
+{
+    td_buf_str(b, "data: ");
+    td_http_error_json(b, error_type(err->code), err->text, err->param[0] ? err->param : NULL,
+                       error_code(err));
+    td_buf_str(b, "\n\n");
+}
+
 /* ---- the end ---- */
 
 static void free_answer(chat_answer *a)
@@ -82,7 +90,7 @@ static void on_close(td_http_request *req, void *arg)
 
 /* ---- pieces of JSON ---- */
 
-static void add_usage(td_buf *b, const request_usage *u)
+void chat_answer_usage(td_buf *b, const request_usage *u)
 {
     td_buf_fmt(b,
                "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,"
@@ -92,8 +100,7 @@ static void add_usage(td_buf *b, const request_usage *u)
                u->cached_tokens, u->reasoning_tokens);
 }
 
-/* What this server did for the answer; an extension that other clients do not look at. */
-static void add_timings(td_buf *b, const request_times *t)
+void chat_answer_timings(td_buf *b, const request_times *t)
 {
     td_buf_fmt(b,
                "{\"ttft_ms\":%.3f,\"e2e_ms\":%.3f,\"prefill_queue_ms\":%.3f,\"prefill_ms\":%.3f,"
@@ -280,9 +287,9 @@ static void finish_stream(chat_answer *a, const char *reason, const request_usag
         td_buf_add(&last, a->out.ptr, a->out.len);
         chunk_head(a);
         td_buf_str(&a->out, "],\"usage\":");
-        add_usage(&a->out, u);
+        chat_answer_usage(&a->out, u);
         td_buf_str(&a->out, ",\"tandem\":");
-        add_timings(&a->out, request_times_of(a->q));
+        chat_answer_timings(&a->out, request_times_of(a->q));
         td_buf_str(&a->out, "}\n\n");
         td_buf_add(&last, a->out.ptr, a->out.len);
         last.oom = last.oom || a->out.oom;
@@ -328,9 +335,9 @@ static void finish_whole(chat_answer *a, const char *reason, const request_usage
         td_buf_str(b, "\"}}]");
     }
     td_buf_fmt(b, "},\"logprobs\":null,\"finish_reason\":\"%s\"}],\"usage\":", reason);
-    add_usage(b, u);
+    chat_answer_usage(b, u);
     td_buf_str(b, ",\"tandem\":");
-    add_timings(b, request_times_of(a->q));
+    chat_answer_timings(b, request_times_of(a->q));
     td_buf_byte(b, '}');
     oom = b->oom || a->content.oom || a->reasoning.oom || a->calls.oom;
     a->q = NULL;
@@ -361,10 +368,7 @@ static void on_error(void *user, const td_error *err, uint32_t retry_s)
     if (a->begun) {
         /* The status is long gone: the error is an event, and [DONE] does not follow. */
         td_buf_clear(&a->out);
-        td_buf_str(&a->out, "data: ");
-        td_http_error_json(&a->out, error_type(err->code), err->text,
-                           err->param[0] ? err->param : NULL, error_code(err));
-        td_buf_str(&a->out, "\n\n");
+        chat_answer_error_event(&a->out, err);
         td_http_stream_write(a->req, a->out.ptr, a->out.len);
         td_http_stream_cut(a->req);
     } else {

@@ -14,4 +14,10 @@ void chat_answer_start(router *r, td_http_request *req, generation *g);
 /* Answer req with an error's HTTP status and OpenAI's error object. retry_s > 0: Retry-After. */
 void chat_answer_error(td_http_request *req, const td_error *err, uint32_t retry_s);
 
+/* Pieces that all answers share. The error as one event of a stream. */
+void chat_answer_error_event(td_buf *b, const td_error *err);
+void chat_answer_usage(td_buf *b, const request_usage *u);
+/* What this server did for the answer; an extension that other clients do not look at. */
+void chat_answer_timings(td_buf *b, const request_times *t);
+
 #endif

@@ -1,5 +1,7 @@
 #include "router/generation.h"
 
+#include "router/tokenizer.h"
+
 void generation_init(generation *g)
 {
     *g = (generation){.temperature = 1, .top_p = 1};
@@ -8,6 +10,18 @@ void generation_init(generation *g)
 
 void generation_free(generation *g)
 {
-    if (g != NULL)
-        chat_free(&g->chat);
+    if (g == NULL)
+        return;
+    chat_free(&g->chat);
+    td_tokens_free(&g->raw_tokens);
+}
+
+td_status generation_render(const generation *g, const harmony *h, td_tokens *out, td_error *err)
+{
+    if (!g->raw)
+        return harmony_render(h, &g->chat, out, err);
+    if (g->raw_tokens.len == 0)
+        return tokenizer_encode(harmony_tokenizer(h), g->raw_text.ptr, g->raw_text.len, out, err);
+    td_tokens_add(out, g->raw_tokens.ptr, g->raw_tokens.len);
+    return out->oom ? td_fail(err, TD_NOMEM, "no memory for the prompt") : TD_OK;
 }

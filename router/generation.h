@@ -7,11 +7,17 @@
 #include <stdint.h>
 
 #include "router/chat.h"
+#include "router/harmony_render.h"
 
 enum { GENERATION_MAX_STOPS = 4 };
 
 typedef struct generation {
-    chat chat;
+    chat chat; /* empty when raw */
+    /* Tokens in, text out, without Harmony on either side: raw_tokens, or raw_text to encode when
+     * there are none. */
+    bool raw;
+    td_tokens raw_tokens;
+    td_slice raw_text; /* memory of the chat */
     td_slice model;    /* as the client named it; memory of the chat */
     float temperature; /* 0 .. 2; default 1 */
     float top_p;       /* (0, 1]; default 1 */
@@ -29,5 +35,9 @@ typedef struct generation {
 
 void generation_init(generation *g);
 void generation_free(generation *g); /* NULL is fine */
+
+/* Append the prompt to *out; on failure *out is as it was. Thread-safe. As harmony_render(). */
+TD_MUST_CHECK td_status generation_render(const generation *g, const harmony *h, td_tokens *out,
+                                          td_error *err);
 
 #endif

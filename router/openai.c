@@ -259,25 +259,37 @@ static td_status take_sampling(const cJSON *root, const openai_defaults *d, gene
     return st;
 }
 
+td_status openai_take_common(const cJSON *root, const openai_defaults *d, generation *g,
+                             td_error *err)
+{
+    const cJSON *model = openai_field(root, "model");
+    td_status st;
+
+    if (model != NULL && !cJSON_IsString(model))
+        return td_fail_param(err, "model", "model must be a string, not %s",
+                             openai_type_name(model));
+    if (model != NULL)
+        g->model = chat_str(&g->chat, model->valuestring);
+    st = take_limits(root, g, err);
+    if (st == TD_OK)
+        st = take_sampling(root, d, g, err);
+    if (st == TD_OK)
+        st = take_stream(root, g, err);
+    return st;
+}
+
 td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d, generation *g,
                             td_error *err)
 {
     cJSON *root = NULL;
-    const cJSON *model;
     td_status st;
 
     generation_init(g);
     st = openai_read_json(body, n, &root, err);
     if (st != TD_OK)
         return st;
-    model = openai_field(root, "model");
-    if (model != NULL && !cJSON_IsString(model))
-        st = td_fail_param(err, "model", "model must be a string, not %s", openai_type_name(model));
-    else if (model != NULL)
-        g->model = chat_str(&g->chat, model->valuestring);
     g->chat.date = chat_str(&g->chat, d->date);
-    if (st == TD_OK)
-        st = openai_take_messages(root, &g->chat, err);
+    st = openai_take_messages(root, &g->chat, err);
     if (st == TD_OK)
         st = openai_take_tools(root, &g->chat, err);
     if (st == TD_OK)
@@ -285,11 +297,7 @@ td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d
     if (st == TD_OK)
         st = take_format(root, err);
     if (st == TD_OK)
-        st = take_limits(root, g, err);
-    if (st == TD_OK)
-        st = take_sampling(root, d, g, err);
-    if (st == TD_OK)
-        st = take_stream(root, g, err);
+        st = openai_take_common(root, d, g, err);
     if (st == TD_OK)
         st = take_bool(root, "continue_final_message", &g->chat.continue_final, err);
     if (st == TD_OK)

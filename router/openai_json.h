@@ -7,6 +7,7 @@
 
 #include "common/status.h"
 #include "router/chat.h"
+#include "router/openai.h"
 
 /* Check body[0..n) (UTF-8, nesting, no NUL by escape) and parse it; the root is an object and the
  * caller's, to cJSON_Delete(). Numbers keep their spelling. body[n] is NUL. TD_INVALID, TD_NOMEM.
@@ -21,5 +22,9 @@ const char *openai_type_name(const cJSON *v);
 
 TD_MUST_CHECK td_status openai_take_messages(const cJSON *root, chat *c, td_error *err);
 TD_MUST_CHECK td_status openai_take_tools(cJSON *root, chat *c, td_error *err);
+
+/* What all forms of a request share, by openai.c: model, limits, sampling, stream. */
+TD_MUST_CHECK td_status openai_take_common(const cJSON *root, const openai_defaults *d,
+                                           generation *g, td_error *err);
 
 #endif

@@ -43,7 +43,10 @@ static void *render_main(void *arg)
             p->last = &p->first;
         pthread_mutex_unlock(&p->lock);
 
-        job->status = harmony_render(p->harmony, &job->generation->chat, &job->prompt, &job->err);
+        if (job->work != NULL)
+            job->work(job, p->harmony);
+        else
+            job->status = generation_render(job->generation, p->harmony, &job->prompt, &job->err);
         job->task = (td_loop_task){.fn = finish, .arg = job};
         if (!td_loop_post_task(p->loop, &job->task))
             return NULL; /* the loop has stopped: nobody waits for this or any other job */

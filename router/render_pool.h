@@ -11,9 +11,11 @@
 typedef struct render_pool render_pool;
 
 /* Embedded in what waits for it. Fill generation and done; the rest is the pool's until done(job)
- * has been called on the loop's thread, exactly once. */
+ * has been called on the loop's thread, exactly once. Other work on text: fill work instead of
+ * generation; it runs on a thread of the pool. */
 typedef struct render_job {
     const generation *generation;
+    void (*work)(struct render_job *job, const harmony *h);
     void (*done)(struct render_job *job);
 
     td_tokens prompt; /* out: the owner's */

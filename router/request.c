@@ -195,7 +195,7 @@ static td_status bound_answer(request *q, td_error *err)
         return td_fail(err, TD_UNAVAILABLE, "no worker is ready");
     if (n >= (size_t)m->max_positions) {
         td_fail_param(
-            err, "messages",
+            err, q->g.raw ? "prompt" : "messages",
             "the prompt is %zu tokens long; the context window is %d tokens and must hold "
             "the answer too",
             n, m->max_positions);

@@ -6,6 +6,7 @@
 
 #include "router/router.h"
 #include "router/stop_strings.h"
+#include "router/utf8_stream.h"
 
 enum { REQUEST_LABEL_BYTES = 132 };
 
@@ -60,6 +61,8 @@ struct request {
     td_tokens out;
     harmony_parser *parser;
     stop_strings *stops;
+    utf8_stream raw_utf8; /* of a raw answer, which has no parser */
+    td_buf raw_text;
     bool started; /* on_start was called */
     bool stop_string_hit;
     bool in_output; /* inside a callback of the answer: a cancel must wait */

@@ -40,13 +40,39 @@ static void on_call_args(void *user, size_t index, td_slice text)
         q->answer.on_call_args(q->user, index, text);
 }
 
+/* One token of a raw answer: control tokens are not text, and those that stop end it. */
+static bool raw_push(request *q, int32_t token)
+{
+    const tokenizer *t = q->r->tokenizer;
+    td_slice bytes;
+
+    for (size_t i = 0; i < q->r->n_stop_ids; i++)
+        if (token == q->r->stop_ids[i])
+            return true;
+    if (tokenizer_is_special(t, token) || !tokenizer_bytes(t, token, &bytes))
+        return false;
+    td_buf_clear(&q->raw_text);
+    utf8_stream_push(&q->raw_utf8, bytes, &q->raw_text);
+    if (q->raw_text.len > 0)
+        on_text(q, HARMONY_CONTENT, (td_slice){q->raw_text.ptr, q->raw_text.len});
+    return false;
+}
+
+static void raw_finish(request *q)
+{
+    td_buf_clear(&q->raw_text);
+    utf8_stream_end(&q->raw_utf8, &q->raw_text);
+    if (q->raw_text.len > 0)
+        on_text(q, HARMONY_CONTENT, (td_slice){q->raw_text.ptr, q->raw_text.len});
+}
+
 td_status request_output_open(request *q, td_error *err)
 {
     static const harmony_sink sink = {
         .on_text = on_text, .on_tool_call_begin = on_call_begin, .on_tool_call_args = on_call_args};
     td_status st = stop_strings_create(q->g.stop, q->g.n_stop, &q->stops, err);
 
-    if (st == TD_OK)
+    if (st == TD_OK && !q->g.raw)
         st = harmony_parser_create(q->r->harmony, &q->g.chat, &sink, q, &q->parser, err);
     return st;
 }
@@ -55,6 +81,7 @@ void request_output_close(request *q)
 {
     harmony_parser_free(q->parser);
     stop_strings_free(q->stops);
+    td_buf_free(&q->raw_text);
     q->parser = NULL;
     q->stops = NULL;
 }
@@ -95,8 +122,11 @@ td_status request_output_tokens(request *q, uint32_t index, const int32_t *token
             q->started = true;
             q->answer.on_start(q->user, q);
         }
-        over = !q->cancel_wanted && harmony_parse_push(q->parser, tokens[i]);
+        over = !q->cancel_wanted &&
+               (q->g.raw ? raw_push(q, tokens[i]) : harmony_parse_push(q->parser, tokens[i]));
         q->in_output = false;
+        if (q->raw_text.oom)
+            return td_fail(err, TD_NOMEM, "no memory for the answer's text");
         if (q->cancel_wanted)
             *state = OUTPUT_GONE;
         else if (q->stop_string_hit)
@@ -122,11 +152,16 @@ const char *request_output_finish(request *q, harmony_end end)
     td_slice rest;
 
     q->in_output = true;
-    harmony_parse_finish(q->parser, end);
+    if (q->g.raw)
+        raw_finish(q);
+    else
+        harmony_parse_finish(q->parser, end);
     rest = stop_strings_flush(q->stops);
     if (rest.len > 0 && !q->stop_string_hit && !q->cancel_wanted)
         q->answer.on_content(q->user, rest);
     q->in_output = false;
+    if (q->g.raw)
+        return end == HARMONY_END_LENGTH ? "length" : "stop";
     s = harmony_parser_stats(q->parser);
     q->usage.reasoning_tokens = (uint32_t)s->reasoning_tokens;
     for (int i = 0; i < HARMONY_REPAIR_COUNT; i++)
