@@ -81,32 +81,54 @@ static td_status attention(td_model *m, const model_rank *r, int32_t layer, td_e
                                err);
 }
 
+td_status model_attn_in(const td_model *m, int32_t rank, int32_t layer, int32_t T, td_error *err)
+{
+    const model_rank *r = &m->rank[rank];
+    const td_layer_weights *w = &r->w.layer[layer];
+    size_t slot = m->cfg.windowed[layer] ? m->in.slot_window : m->in.slot_full;
+
+    return m->ops->attn_in(r->stream,
+                           &(td_attn_in_args){.T = T,
+                                              .D = m->cfg.hidden,
+                                              .H = r->shard.n_q,
+                                              .K = r->shard.n_kv,
+                                              .d = m->cfg.head_dim,
+                                              .eps = m->cfg.eps,
+                                              .x = r->x.ptr,
+                                              .norm = &w->attn_norm,
+                                              .qkv = &w->qkv,
+                                              .bias = &w->qkv_bias,
+                                              .cos = r->cos.ptr,
+                                              .sin = r->sin.ptr,
+                                              .pos = rank_input(r, m->in.pos),
+                                              .slot = rank_input(r, slot),
+                                              .kv = kv_view(m, r, layer),
+                                              .q = r->q.ptr,
+                                              .ws = r->ws.ptr},
+                           err);
+}
+
+td_status model_attn_out(const td_model *m, int32_t rank, int32_t layer, int32_t T, td_error *err)
+{
+    const model_rank *r = &m->rank[rank];
+    const td_layer_weights *w = &r->w.layer[layer];
+
+    return m->ops->attn_out(r->stream,
+                            &(td_attn_out_args){.T = T,
+                                                .D = m->cfg.hidden,
+                                                .Hd = r->shard.n_q * m->cfg.head_dim,
+                                                .o = r->q.ptr,
+                                                .w = &w->o,
+                                                .bias = r->shard.adds_out_bias ? &w->o_bias : NULL,
+                                                .out = r->part[0].ptr,
+                                                .ws = r->ws.ptr},
+                            err);
+}
+
 static td_status attention_half(td_model *m, int32_t rank, int32_t layer, td_error *err)
 {
-    model_rank *r = &m->rank[rank];
-    const td_layer_weights *w = &r->w.layer[layer];
-    const td_model_config *c = &m->cfg;
-    const td_shard *s = &r->shard;
-    size_t slot = c->windowed[layer] ? m->in.slot_window : m->in.slot_full;
-    td_status st = m->ops->attn_in(r->stream,
-                                   &(td_attn_in_args){.T = m->step.T,
-                                                      .D = c->hidden,
-                                                      .H = s->n_q,
-                                                      .K = s->n_kv,
-                                                      .d = c->head_dim,
-                                                      .eps = c->eps,
-                                                      .x = r->x.ptr,
-                                                      .norm = &w->attn_norm,
-                                                      .qkv = &w->qkv,
-                                                      .bias = &w->qkv_bias,
-                                                      .cos = r->cos.ptr,
-                                                      .sin = r->sin.ptr,
-                                                      .pos = rank_input(r, m->in.pos),
-                                                      .slot = rank_input(r, slot),
-                                                      .kv = kv_view(m, r, layer),
-                                                      .q = r->q.ptr,
-                                                      .ws = r->ws.ptr},
-                                   err);
+    const model_rank *r = &m->rank[rank];
+    td_status st = model_attn_in(m, rank, layer, m->step.T, err);
 
     if (st != TD_OK)
         return st;
@@ -117,19 +139,10 @@ static td_status attention_half(td_model *m, int32_t rank, int32_t layer, td_err
             return st;
         m->step.on_layer(m->step.user, rank, layer, ready);
     }
-    if ((st = attention(m, r, layer, err)) != TD_OK)
+    if ((st = attention(m, r, layer, err)) != TD_OK ||
+        (st = model_attn_out(m, rank, layer, m->step.T, err)) != TD_OK)
         return st;
-    st = m->ops->attn_out(r->stream,
-                          &(td_attn_out_args){.T = m->step.T,
-                                              .D = c->hidden,
-                                              .Hd = s->n_q * c->head_dim,
-                                              .o = r->q.ptr,
-                                              .w = &w->o,
-                                              .bias = s->adds_out_bias ? &w->o_bias : NULL,
-                                              .out = r->part[0].ptr,
-                                              .ws = r->ws.ptr},
-                          err);
-    return st != TD_OK ? st : reduce(m, rank, &r->part[0], false, err);
+    return reduce(m, rank, &r->part[0], false, err);
 }
 
 static td_status expert_half(td_model *m, int32_t rank, int32_t layer, td_error *err)

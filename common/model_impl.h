@@ -110,6 +110,10 @@ struct td_model {
 /* One rank's share of m->step; a td_rank_fn, ctx is the model. */
 td_status model_forward(void *ctx, int32_t rank, td_error *err);
 
+/* Attention's products on the first T rows: x to q, keys and values; q to part[0]. */
+td_status model_attn_in(const td_model *m, int32_t rank, int32_t layer, int32_t T, td_error *err);
+td_status model_attn_out(const td_model *m, int32_t rank, int32_t layer, int32_t T, td_error *err);
+
 /* model_warm.c: at the end of opening. */
 td_status model_warm_ranks(td_model *m, td_error *err);
 

@@ -285,6 +285,54 @@ static void test_comm_a_rank_that_fails_ends_the_step_for_all(void **state)
     ops->dev_close(dev);
 }
 
+/* --- a backend whose ranks wait for each other on devices ------------------------------------- */
+
+enum { LARGE_STEP = 300 };
+
+static _Atomic int products[LARGE_STEP + 1], stored; /* by rows; rows that went to the cache */
+
+static td_status own_comm(const td_comm_options *o, td_comm **out, td_error *err)
+{
+    return td_comm_threads_open(&td_ops_cpu, o->n, out, err);
+}
+
+static td_status counted_attn_in(td_stream *s, const td_attn_in_args *a, td_error *err)
+{
+    atomic_fetch_add(&products[a->T], 1);
+    for (int32_t i = 0; i < a->T; i++)
+        atomic_fetch_add(&stored, a->slot[i] != -1);
+    return td_ops_cpu.attn_in(s, a, err);
+}
+
+static void test_model_runs_products_of_every_size_on_each_rank_before_a_step(void **state)
+{
+    td_ops ops = td_ops_cpu;
+    td_model_options opt = {.backend = "cpu",
+                            .ops = &ops,
+                            .tp = 2,
+                            .ep = 1,
+                            .threads = 2,
+                            .kv_dtype = TD_KV_BF16,
+                            .kv_pages = 2,
+                            .kv_rings = 1,
+                            .ring_pages = td_kv_ring_pages(fixture_config.window, LARGE_STEP),
+                            .max_tokens = LARGE_STEP};
+    td_checkpoint *c = NULL;
+    td_model *m = NULL;
+    td_error err = {0};
+
+    (void)state;
+    ops.comm_open = own_comm;
+    ops.attn_in = counted_attn_in;
+    check_ok(td_checkpoint_random(&fixture_config, 11, &c, &err), &err);
+    check_ok(td_model_open(c, &fixture_config, &opt, &m, &err), &err);
+    td_checkpoint_close(c);
+    for (int rows = 0; rows <= LARGE_STEP; rows++)
+        assert_int_equal(products[rows], rows == 2 * TD_SMALL_STEP || rows == LARGE_STEP ? 2 : 0);
+    assert_int_equal(stored, 0);
+    td_model_close(m);
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 static size_t in_use(void)
 {
@@ -330,6 +378,7 @@ int main(void)
         cmocka_unit_test(test_model_hook_runs_on_each_rank_once_a_layer_after_the_rows_are_written),
         cmocka_unit_test(test_model_open_fails_whole_when_a_tensor_cannot_be_read),
         cmocka_unit_test(test_comm_a_rank_that_fails_ends_the_step_for_all),
+        cmocka_unit_test(test_model_runs_products_of_every_size_on_each_rank_before_a_step),
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         cmocka_unit_test(test_model_steps_allocate_nothing),
 #endif
