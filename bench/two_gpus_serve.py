@@ -344,8 +344,8 @@ def start_all(o):
         if name in o.services:
             made[name] = Service(o, name, on(*p) + pre, on(*d) + dec, model, router)
     for name, fault in (("one stops", "-400"), ("one breaks", "400")):
-        made[name] = Service(o, name, on(a) + ["--kv-memory", "256MiB"],
-                             (on(a, b) if gpu else on(a)) + ["--kv-memory", "256MiB", "--step-timeout", "3s",
+        made[name] = Service(o, name, on(a) + ["--kv-memory", "512MiB"],
+                             on(a, b) + ["--kv-memory", "256MiB", "--step-timeout", "3s",
                                          "--fault-step", fault], TINY,
                              ["--recovery-timeout", "500ms"])
     return made

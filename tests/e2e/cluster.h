@@ -59,7 +59,7 @@ process *cluster_second_router(cluster *c, const char *options);
 process *cluster_prefill(cluster *c, const char *options);
 process *cluster_decode(cluster *c, const char *options);
 /* What every worker is given before a test's own options: TANDEM_E2E_WORKERS, so that a suite can
- * run on another backend ("--backend cuda --kv-memory 256MiB"). TANDEM_E2E_BIN: where the programs
+ * run on another backend ("--backend cuda --kv-memory 512MiB"). TANDEM_E2E_BIN: where the programs
  * are. */
 const char *cluster_worker_options(void);
 /* One router, one of each. */
