@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What two GPUs of one host give, in one command and under three minutes: whether two ranks compute what one
+# What two GPUs of one host give, in one command of about four minutes: whether two ranks compute what one
 # does, how KV crosses from one GPU to the other, what a sum over ranks costs beside NCCL, what a decode
 # worker notices of a prefill worker, and the speed of both models on two GPUs beside one.
 #
@@ -7,12 +7,12 @@
 #
 # DIR of --bin has the programs, or is a build (default build/cuda: preset cuda with -DTANDEM_TESTS=ON; KV by
 # NVLink wants a UCX with CUDA, README). Tables go to stdout; rows, all output and logs to --out (default
-# build/two_gpus). What does not end within --seconds (165) is cut; what was measured before stays. Needs
+# build/two_gpus). What does not end within --seconds (270) is cut; what was measured before stays. Needs
 # Python 3; NCCL's column wants libnccl.so.2. No part uses NVLink's multicast, and NCCL is told not to.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
-BIN=build/cuda OUT_DIR=build/two_gpus LIMIT=165 PARTS=equal,serve,kv,sums,model
+BIN=build/cuda OUT_DIR=build/two_gpus LIMIT=270 PARTS=equal,serve,kv,sums,model
 while [ $# -gt 0 ]; do
     case "$1" in
         --bin) BIN=$2 ;;
@@ -90,20 +90,9 @@ grep -E '^GPU[01]' "$LOG" | cut -c1-60
 serving=
 trap '[ -z "$serving" ] || kill "$serving" 2>/dev/null; exit 1' INT TERM
 
-# Services come up while the tests run; they begin at the line that goes into the pipe.
-if has serve; then
-    router=$(prog tandem-router) || exit 1
-    go=$(mktemp -u) && mkfifo "$go"
-    timeout -k 2 "$(left 150)" python3 bench/two_gpus_serve.py --bin "$(dirname "$router")" \
-        --out "$OUT_DIR" <"$go" >"$OUT_DIR/serve.txt" 2>&1 &
-    serving=$!
-    exec 9>"$go"
-    rm -f "$go"
-fi
-
 if has equal; then
     title "two ranks on two GPUs against one: differences over the largest logit (allowed)"
-    TANDEM_TEST_ONLY='*two_ranks*' step 20 backends test_model_backends
+    TANDEM_TEST_ONLY='*two_ranks*' step 40 backends test_model_backends
     report backends
     TANDEM_TEST_LARGE=1 step 40 ranks test_model_ranks
     report ranks | grep -E 'tp 2|test_|rror'
@@ -112,11 +101,15 @@ if has equal; then
     report comm | grep -E '[238] ranks on|did not come|test_|rror' | head -n 22
 fi
 
+# Alone on the GPUs: a process that opens both waits for as long as others load their weights.
 if has serve; then
     title "services of gpt-oss-20b's shape, random weights: FP8 experts for prefill, MXFP4 for decode"
-    (echo go >&9) # if nobody reads any more, this ends and not we
-    exec 9>&-
+    router=$(prog tandem-router) || exit 1
+    timeout -k 2 "$(left 110)" python3 bench/two_gpus_serve.py --bin "$(dirname "$router")" --out "$OUT_DIR" \
+        >"$OUT_DIR/serve.txt" 2>&1 &
+    serving=$!
     wait "$serving" || FAILED=1
+    serving=
     cut -c1-150 "$OUT_DIR/serve.txt" | head -n 45
     { echo "=== serve"; cat "$OUT_DIR/serve.txt"; tail -n 25 "$OUT_DIR"/logs/*.log; } >>"$LOG"
 fi
@@ -148,7 +141,7 @@ if has model; then
     rm -f "$OUT_DIR"/model-*.csv
     models 0 20b & one=$! # each on a GPU of its own, at the same time
     models 1 120b
-    wait "$one"
+    wait "$one" || FAILED=1
     models 0,1 20b
     models 0,1 120b
     cat "$OUT_DIR"/model-*.csv 2>/dev/null | awk -F, '

@@ -4,8 +4,8 @@ the other worker reads prompts, and ranks that stop answering.
 
     two_gpus_serve.py --bin DIR --out DIR [--backend cuda] [--lengths 1000,8000,32000]
 
-Starts all services at once and waits for a line on stdin, so that weights are made while something
-else runs. Models are of gpt-oss-20b's shape with random weights and tandem-tiny's tokenizer (with
+Workers of more than one GPU start first: opening a second device takes as long as others load.
+Models are of gpt-oss-20b's shape with random weights and tandem-tiny's tokenizer (with
 --backend cpu: tandem-tiny's shape, to try this program without a GPU). Prints tables; the rows are
 in DIR/transfers.csv and DIR/interference.csv, the processes' logs in DIR/logs. Steps and prompts are
 timed by the workers: their /metrics and their log line transfer_done."""
@@ -18,7 +18,6 @@ import os
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -89,14 +88,15 @@ class Service:
         to += ["--model", model] + ([] if model == TINY else ["--random-weights", "1"])
         if model != TINY:
             to += ["--model-name", "tandem-tiny"]
-        self.start("router", ["tandem-router", "--model", TINY,
-                              "--http-listen", f"127.0.0.1:{self.http}",
-                              "--workers-listen", f"tcp://127.0.0.1:{workers}",
-                              "--rpc-listen", f"tcp://127.0.0.1:{rpc}", *router])
-        self.start("prefill", ["tandem-prefill", *to, *prefill,
-                               "--admin-listen", f"127.0.0.1:{self.prefill_port}"])
-        self.start("decode", ["tandem-decode", *to, *decode,
-                              "--admin-listen", f"127.0.0.1:{self.decode_port}"])
+        self.argv = {
+            "router": ["tandem-router", "--model", TINY, "--http-listen", f"127.0.0.1:{self.http}",
+                       "--workers-listen", f"tcp://127.0.0.1:{workers}",
+                       "--rpc-listen", f"tcp://127.0.0.1:{rpc}", *router],
+            "prefill": ["tandem-prefill", *to, *prefill,
+                        "--admin-listen", f"127.0.0.1:{self.prefill_port}"],
+            "decode": ["tandem-decode", *to, *decode,
+                       "--admin-listen", f"127.0.0.1:{self.decode_port}"],
+        }
 
     def log_path(self, role):
         name = re.sub(r"\W+", "-", self.name.replace("+", "").replace(" -> ", "-to-"))
@@ -106,7 +106,12 @@ class Service:
         with open(self.log_path(role), errors="replace") as f:
             return f.read()
 
-    def start(self, role, argv):
+    def is_wide(self, role):
+        """Whether it opens both GPUs."""
+        return any("," in word for word in self.argv[role])
+
+    def start(self, role):
+        argv = self.argv[role]
         argv[0] = os.path.join(self.o.bin, argv[0])
         with open(self.log_path(role), "w") as f:
             self.procs[role] = subprocess.Popen(argv, stdout=f, stderr=subprocess.STDOUT,
@@ -154,7 +159,7 @@ def transfers_of(s):
 def transfer_table(o, services):
     rows = []
     print(f"\n{'prefill -> decode':<20} {'tokens':>6} {'MB':>7} {'puts':>5} {'transport':<16} "
-          f"{'prefill':>8} {'1st put':>8} {'landed':>8} {'tail ms':>8} {'GB/s':>6}")
+          f"{'prefill':>8} {'1st put':>8} {'landed':>8} {'tail ms':>8} {'share':>6}")
     for s in services:
         for words in o.lengths:
             before = len(transfers_of(s))
@@ -169,15 +174,14 @@ def transfer_table(o, services):
             mid = sorted(last, key=lambda t: int(t["tail_us"]))[len(last) // 2]
             n, ms = int(mid["bytes"]), {k: int(mid[k + "_us"]) / 1e3
                                         for k in ("compute", "first_put", "last_flush", "tail")}
-            span = max(ms["last_flush"] - ms["first_put"], 1e-3)
             print(f"{s.name:<20} {mid['tokens']:>6} {n / 1e6:>7.1f} {mid['puts']:>5} "
                   f"{mid['transport'][:16]:<16} {ms['compute']:>8.2f} {ms['first_put']:>8.2f} "
-                  f"{ms['last_flush']:>8.2f} {ms['tail']:>8.3f} {n / span / 1e6:>6.1f}", flush=True)
+                  f"{ms['last_flush']:>8.2f} {ms['tail']:>8.3f} {100 * ms['tail'] / ms['compute']:>5.1f}%", flush=True)
             rows += [[s.name, *(t[k] for k in ("tokens", "bytes", "puts", "transport", "compute_us",
                                                "first_put_us", "last_flush_us", "tail_us"))]
                      for t in got[before:]]
     print("  times in ms from the start of the prompt's prefill, median of 3 by tail; tail: what decode\n"
-          "  waits for after it; GB/s: over the time in which layers became ready")
+          "  waits for after it, and its share of the prefill")
     with open(os.path.join(o.out, "transfers.csv"), "w") as f:
         w = csv.writer(f)
         w.writerow("service,tokens,bytes,puts,transport,compute_us,first_put_us,last_flush_us,"
@@ -187,23 +191,16 @@ def transfer_table(o, services):
 
 # ---- decode steps beside prefill ----
 
-def quantile(before, after, name, q):
-    """Of what came between two looks at a histogram, in its unit; linear inside a bucket."""
-    edges = []
-    for k in after:
-        if k.startswith(name + "_bucket"):
-            le = re.search(r'le="([^"]+)"', k).group(1)
-            edges.append((float(le.replace("+Inf", "inf")), after[k] - before.get(k, 0)))
-    edges.sort()
-    want, low, below = q * edges[-1][1], 0.0, 0.0
-    for edge, count in edges:
-        if count >= want and count > below:
-            return edge if edge == float("inf") else low + (edge - low) * (want - below) / (count - below)
-        low, below = edge, count
-    return float("nan")
+def share_over(before, after, name, edge):
+    """Of what came between two looks at a histogram, how much lay over an edge of its buckets."""
+    def came(key):
+        return after[key] - before.get(key, 0)
+
+    under = next(k for k in after if k.startswith(name + "_bucket") and f'le="{edge}"' in k)
+    return 100 * (1 - came(under) / max(came(name + "_count"), 1))
 
 
-def window(o, s, what, seconds):
+def window(s, what, seconds):
     def look():
         return metrics(s.decode_port), metrics(s.prefill_port), metrics(s.http), time.monotonic()
 
@@ -218,12 +215,10 @@ def window(o, s, what, seconds):
     step, itl = "tandem:decode_step_seconds", "vllm:inter_token_latency_seconds"
     prompts = (b[1]["vllm:request_prefill_time_seconds_count"] -
                a[1]["vllm:request_prefill_time_seconds_count"]) / (b[3] - a[3])
-    row = [s.name, what, mean(0, "vllm:iteration_tokens_total"), mean(0, step) * 1e3,
-           quantile(a[0], b[0], step, 0.5) * 1e3, quantile(a[0], b[0], step, 0.99) * 1e3,
-           mean(2, itl) * 1e3, quantile(a[2], b[2], itl, 0.5) * 1e3, quantile(a[2], b[2], itl, 0.99) * 1e3,
-           prompts, mean(1, "vllm:request_prefill_time_seconds") * 1e3]
-    print(f"{row[0]:<12} {row[1]:<18} {row[2]:>6.1f} " +
-          " ".join(f"{x:>8.2f}" for x in row[3:9]) + f" {row[9]:>9.1f} {row[10]:>10.1f}", flush=True)
+    row = [s.name, what, mean(0, "vllm:iteration_tokens_total"), mean(0, step) * 1e3, mean(2, itl) * 1e3,
+           share_over(a[2], b[2], itl, "0.01"), prompts, mean(1, "vllm:request_prefill_time_seconds") * 1e3]
+    print(f"{row[0]:<10} {row[1]:<16} {row[2]:>6.1f} {row[3]:>8.2f} {row[4]:>8.2f} {row[5]:>9.1f}% "
+          f"{row[6]:>9.1f} {row[7]:>10.1f}", flush=True)
     return row
 
 
@@ -254,12 +249,12 @@ def interference(o, s):
     try:
         wait_for(f"{s.name}: {STREAMS} answers at once", lambda: metrics(s.decode_port).get(
             "vllm:num_requests_running", 0) >= STREAMS, 15)
-        rows.append(window(o, s, "alone", o.window))
+        rows.append(window(s, "alone", o.window))
         loads = [threading.Thread(target=prompts, daemon=True) for _ in range(3)]
         for t in loads:
             t.start()
         wait_for(f"{s.name}: a prompt of {o.load} tokens", lambda: done[0] > 0, 15)
-        rows.append(window(o, s, "beside prefill", o.window))
+        rows.append(window(s, "beside prefill", o.window))
         if metrics(s.decode_port).get("vllm:num_requests_running", 0) < STREAMS:
             print(f"  {s.name}: answers ended within the window: give a longer --answer")
     finally:
@@ -273,14 +268,13 @@ def interference_table(o, services):
     rows = []
     print(f"\n{STREAMS} answers at context {o.context} to {o.context + o.answer}, "
           f"prompts of {o.load} tokens one after another; ms")
-    print(f"{'workers':<12} {'':<18} {'batch':>6} {'step':>8} {'p50':>8} {'p99':>8} {'ITL':>8} {'p50':>8} "
-          f"{'p99':>8} {'prompts/s':>9} {'prefill ms':>10}")
+    print(f"{'workers':<10} {'':<16} {'batch':>6} {'step':>8} {'ITL':>8} {'over 10 ms':>10} "
+          f"{'prompts/s':>9} {'prefill ms':>10}")
     for s in services:
         rows += interference(o, s)
     with open(os.path.join(o.out, "interference.csv"), "w") as f:
         w = csv.writer(f)
-        w.writerow("service,prefill,batch,step_ms,step_p50,step_p99,itl_ms,itl_p50,itl_p99,prompts_s,"
-                   "prefill_ms".split(","))
+        w.writerow("service,prefill,batch,step_ms,itl_ms,over_10_ms,prompts_s,prefill_ms".split(","))
         w.writerows(rows)
 
 
@@ -327,7 +321,7 @@ def shape_of_20b(o):
     return folder
 
 
-def start_all(o):
+def services(o):
     model = shape_of_20b(o)
     gpu = o.backend != "cpu"
 
@@ -351,6 +345,19 @@ def start_all(o):
     return made
 
 
+def start_all(made):
+    wide = [(s, role) for s in made.values() for role in s.argv if s.is_wide(role)]
+    for s, role in wide:
+        s.start(role)
+    for s, role in wide:
+        wait_for(f"{s.name}: {role} has both GPUs", lambda: " gpu rank=1 " in s.log(role) or
+                 s.procs[role].poll() is not None, 30)
+    for s in made.values():
+        for role in s.argv:
+            if role not in s.procs:
+                s.start(role)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--bin", required=True)
@@ -368,20 +375,19 @@ def main():
     o = p.parse_args()
     os.makedirs(os.path.join(o.out, "logs"), exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the workers are to be stopped
-    made, failed = start_all(o), 0
+    made, failed = services(o), 0
     try:
-        if not sys.stdin.readline():
-            return 1  # whoever started this has gone
         t0 = time.monotonic()
+        start_all(made)
         up = {}
         for name, s in made.items():
             try:
-                wait_for(f"{name}: ready", s.ready, max(1, 30 - (time.monotonic() - t0)))
+                wait_for(f"{name}: ready", s.ready, max(1, 60 - (time.monotonic() - t0)))
                 up[name] = s
             except RuntimeError as e:
                 print(e)
                 failed = 1
-        print(f"services ready after another {time.monotonic() - t0:.1f} s", flush=True)
+        print(f"services ready after {time.monotonic() - t0:.1f} s", flush=True)
         transfers = [up[n] for n in ("0 -> 1", "0+1 -> 1", "0 -> 0+1", "1 -> 1") if n in up]
         for table in (lambda: hang_table([up[n] for n in ("one stops", "one breaks") if n in up]),
                       lambda: transfer_table(o, transfers),
