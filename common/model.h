@@ -23,7 +23,7 @@ typedef struct td_model_options {
     const char *backend; /* "cpu" or "cuda" */
     int32_t tp, ep;
     const int32_t *devices; /* [tp] the device of each rank; NULL: rank i on device i */
-    int32_t threads;          /* CPU backend: compute threads over all ranks; 0: all usable cores */
+    int32_t threads;          /* over all ranks: td_dev_options.threads; 0: all usable cores */
     td_expert_format experts; /* how MXFP4 experts are kept */
     td_kv_dtype kv_dtype;
     uint32_t kv_pages;   /* full-layer pages per rank; with device_bytes: the most that are wanted */

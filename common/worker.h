@@ -32,7 +32,7 @@ typedef struct td_worker_options {
     td_strlist devices;      /* GPU of each rank; empty: 0 .. tp - 1 */
     double gpu_memory;       /* share of what is free on a GPU at start that this worker may take */
     int32_t expert_format;   /* index into td_expert_format_words */
-    uint32_t threads;        /* CPU backend: compute threads; 0: all usable cores */
+    uint32_t threads;        /* over all ranks: td_dev_options.threads; 0: all usable cores */
     int32_t kv_dtype;        /* td_kv_dtype */
     int32_t kv_transport;    /* td_kv_transport of common/kv_wire.h: auto, shm, tcp */
     int64_t step_timeout_ms; /* a step that takes longer is a device that hangs; 0: never */
@@ -146,7 +146,8 @@ extern const char *const td_backend_words[],
          "0", \
          0, \
          1024, \
-         "Compute threads of the CPU backend, over all ranks. 0: all usable cores.", \
+         "Threads over all ranks: the CPU backend computes on them, CUDA loads weights. 0: all " \
+         "usable cores.", \
          NULL}, \
         {"kv-dtype", \
          TD_OPT_ENUM, \
