@@ -101,7 +101,8 @@ extern const char *const td_backend_words[],
          "", \
          0, \
          64, \
-         "CUDA backend: the GPU of each rank, comma separated. Empty: 0 to --tp - 1.", \
+         "CUDA backend: the GPU of each rank, comma separated; ranks may share one. Empty: 0 to " \
+         "--tp - 1.", \
          NULL}, \
         {"gpu-memory", \
          TD_OPT_F64, \
