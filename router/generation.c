@@ -16,6 +16,15 @@ void generation_free(generation *g)
     td_tokens_free(&g->raw_tokens);
 }
 
+td_status generation_check_model(td_slice wanted, const char *served, td_error *err)
+{
+    if (wanted.len == 0 || served[0] == '\0' || td_slice_eq(wanted, td_slice_of(served)))
+        return TD_OK;
+    td_fail_param(err, "model", "the model \"%.*s\" is not served here; \"%s\" is",
+                  chat_shown(wanted), wanted.ptr, served);
+    return err->code = TD_NOTFOUND;
+}
+
 td_status generation_render(const generation *g, const harmony *h, td_tokens *out, td_error *err)
 {
     if (!g->raw)

@@ -36,6 +36,10 @@ typedef struct generation {
 void generation_init(generation *g);
 void generation_free(generation *g); /* NULL is fine */
 
+/* Whether a client that names a model (empty: it does not) means the one that is served ("": not
+ * known yet, any will do). TD_NOTFOUND. */
+TD_MUST_CHECK td_status generation_check_model(td_slice wanted, const char *served, td_error *err);
+
 /* Append the prompt to *out; on failure *out is as it was. Thread-safe. As harmony_render(). */
 TD_MUST_CHECK td_status generation_render(const generation *g, const harmony *h, td_tokens *out,
                                           td_error *err);

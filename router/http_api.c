@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "router/chat_answer.h"
+#include "router/completions.h"
 #include "router/openai.h"
+#include "router/tokenize_api.h"
 
 #ifndef TANDEM_VERSION
 #define TANDEM_VERSION "unknown"
@@ -27,18 +29,29 @@ static void on_chat(http_api *a, td_http_request *req)
 
     router_date(a->r, date);
     st = openai_parse_chat(body.ptr, body.len, &d, &g, &err);
-    if (st == TD_OK && g.model.len > 0 && router_model(a->r)[0] != '\0' &&
-        !td_slice_eq(g.model, td_slice_of(router_model(a->r)))) {
-        td_fail_param(&err, "model", "the model \"%.100s\" is not served here; \"%s\" is",
-                      g.model.ptr, router_model(a->r));
-        st = err.code = TD_NOTFOUND;
-    }
+    if (st == TD_OK)
+        st = generation_check_model(g.model, router_model(a->r), &err);
     if (st == TD_OK) {
         chat_answer_start(a->r, req, &g);
         return;
     }
     chat_answer_error(req, &err, 0);
     generation_free(&g);
+}
+
+static void on_completion(http_api *a, td_http_request *req)
+{
+    completions_start(a->r, req);
+}
+
+static void on_tokenize(http_api *a, td_http_request *req)
+{
+    tokenize_start(a->r, req);
+}
+
+static void on_detokenize(http_api *a, td_http_request *req)
+{
+    detokenize_start(a->r, req);
 }
 
 static void add_model(td_buf *b, const router *r)
@@ -129,6 +142,9 @@ typedef struct route {
 
 static const route routes[] = {
     {"/v1/chat/completions", TD_HTTP_POST, on_chat},
+    {"/v1/completions", TD_HTTP_POST, on_completion},
+    {"/tokenize", TD_HTTP_POST, on_tokenize},
+    {"/detokenize", TD_HTTP_POST, on_detokenize},
     {"/v1/models", TD_HTTP_GET, on_models},
     {"/health", TD_HTTP_GET, on_health},
     {"/ready", TD_HTTP_GET, on_ready},

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/log.h"
+#include "router/tokenize_api.h"
 
 enum { TICK_MS = 100 };
 
@@ -199,6 +200,7 @@ void router_free(router *r)
     if (r == NULL)
         return;
     render_pool_free(r->pool); /* no thread looks at a request any more */
+    tokenize_free_all(r);
     request_free_all(r);
     workers_free(r->workers);
     td_timer_free(r->timer);

@@ -45,6 +45,8 @@ struct router {
     request *by_id;   /* uthash */
     request *waiting; /* utlist, in order of arrival: those that wait for room */
     uint64_t next_id;
+    struct tokenize_job *tokenizing; /* utlist: of tokenize_api.c */
+    uint32_t n_tokenizing;
     td_timer *timer; /* deadlines of requests */
     bool draining;
     td_loop_fn on_idle; /* draining, and the last request has gone */

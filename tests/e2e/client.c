@@ -106,7 +106,7 @@ static void take_message(ask *a, const cJSON *m)
 
 static void take_object(ask *a, const char *json)
 {
-    const cJSON *choices, *choice, *finish;
+    const cJSON *choices, *choice, *finish, *text;
 
     cJSON_Delete(a->root);
     a->root = cJSON_Parse(json);
@@ -124,6 +124,9 @@ static void take_object(ask *a, const char *json)
         return;
     if (a->finish[0] != '\0')
         a->after_finish++;
+    text = cJSON_GetObjectItem(choice, "text"); /* of the legacy Completions API */
+    add_text(&a->content, text);
+    a->n_pieces += cJSON_IsString(text) && text->valuestring[0] != '\0';
     take_message(a, cJSON_GetObjectItem(choice, a->stream ? "delta" : "message"));
     finish = cJSON_GetObjectItem(choice, "finish_reason");
     copy_string(a->finish, sizeof a->finish, finish);

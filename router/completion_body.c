@@ -1,0 +1,134 @@
+#include "router/completion_body.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "router/openai_json.h"
+
+td_status completion_take_ids(const cJSON *array, const char *name, const tokenizer *t,
+                              td_tokens *out, td_error *err)
+{
+    const cJSON *v;
+    size_t i = 0;
+
+    cJSON_ArrayForEach(v, array)
+    {
+        double d = v->valuedouble;
+        char path[64];
+        td_slice bytes;
+
+        snprintf(path, sizeof path, "%s[%zu]", name, i++);
+        if (!cJSON_IsNumber(v))
+            return td_fail_param(err, path, "%s must be a token id, not %s", path,
+                                 openai_type_name(v));
+        if (!isfinite(d) || d != floor(d) || d < 0 || d >= tokenizer_vocab(t))
+            return td_fail_param(err, path,
+                                 "%s must be a token id, a whole number between 0 and %d", path,
+                                 tokenizer_vocab(t) - 1);
+        if (!tokenizer_bytes(t, (int32_t)d, &bytes))
+            return td_fail_param(err, path, "%s: the vocabulary has no token %d", path, (int32_t)d);
+        td_tokens_push(out, (int32_t)d);
+    }
+    return out->oom ? td_fail(err, TD_NOMEM, "no memory for tokens") : TD_OK;
+}
+
+/* A string, an array of ids, or an array of just one of either. */
+static td_status take_prompt(const cJSON *root, const tokenizer *t, generation *g, td_error *err)
+{
+    const cJSON *v = openai_field(root, "prompt");
+    const char *name = "prompt";
+
+    if (v == NULL)
+        return td_fail_param(err, "prompt", "prompt is missing");
+    if (cJSON_IsArray(v) && (cJSON_IsString(v->child) || cJSON_IsArray(v->child))) {
+        if (v->child->next != NULL)
+            return td_fail_param(err, "prompt",
+                                 "several prompts in one request are not supported: send one each");
+        v = v->child;
+        name = "prompt[0]";
+    }
+    if (cJSON_IsArray(v)) {
+        if (v->child == NULL)
+            return td_fail_param(err, "prompt", "prompt is empty: at least one token is needed");
+        return completion_take_ids(v, name, t, &g->raw_tokens, err);
+    }
+    if (!cJSON_IsString(v))
+        return td_fail_param(err, "prompt",
+                             "prompt must be a string or an array of token ids, not %s",
+                             openai_type_name(v));
+    if (v->valuestring[0] == '\0')
+        return td_fail_param(err, "prompt", "prompt is empty: at least one token is needed");
+    g->raw_text = chat_str(&g->chat, v->valuestring);
+    return TD_OK;
+}
+
+/* What each of these must be where it is given: the value that asks for what happens anyway. */
+static td_status refuse_unsupported(const cJSON *root, td_error *err)
+{
+    enum { NEVER, IS_FALSE, IS_ZERO, IS_ONE, IS_EMPTY };
+    static const struct {
+        const char *name;
+        int only;
+        const char *why;
+    } fields[] = {
+        {"n", IS_ONE, "only one answer a request"},
+        {"best_of", IS_ONE, "only one answer a request"},
+        {"echo", IS_FALSE, "the prompt is not repeated in the answer"},
+        {"suffix", IS_EMPTY, "text goes on at its end only"},
+        {"logprobs", NEVER, "log-probabilities are not given here"},
+        {"prompt_logprobs", NEVER, "log-probabilities are not given here"},
+        {"frequency_penalty", IS_ZERO, "only 0 can be had here"},
+        {"presence_penalty", IS_ZERO, "only 0 can be had here"},
+        {"repetition_penalty", IS_ONE, "only 1 can be had here"},
+        {"logit_bias", IS_EMPTY, "no bias can be had here"},
+        {"response_format", NEVER, "the answer is raw text"},
+        {"prompt_embeds", NEVER, "the prompt is text or token ids"},
+        {"messages", NEVER, "this endpoint takes a prompt; /v1/chat/completions takes messages"},
+    };
+
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const cJSON *v = openai_field(root, fields[i].name);
+        bool fits = false;
+
+        switch (v != NULL ? fields[i].only : NEVER) {
+        case IS_FALSE: fits = cJSON_IsFalse(v); break;
+        case IS_ZERO: fits = cJSON_IsNumber(v) && v->valuedouble == 0; break;
+        case IS_ONE: fits = cJSON_IsNumber(v) && v->valuedouble == 1; break;
+        case IS_EMPTY:
+            fits = cJSON_IsString(v)   ? v->valuestring[0] == '\0'
+                   : cJSON_IsObject(v) ? v->child == NULL
+                                       : false;
+            break;
+        default: break;
+        }
+        if (v != NULL && !fits)
+            return td_fail_param(err, fields[i].name, "%s is not supported: %s", fields[i].name,
+                                 fields[i].why);
+    }
+    return TD_OK;
+}
+
+td_status completion_parse(const char *body, size_t n, const openai_defaults *d, const tokenizer *t,
+                           generation *g, td_error *err)
+{
+    cJSON *root = NULL;
+    td_status st;
+
+    generation_init(g);
+    g->raw = true;
+    st = openai_read_json(body, n, &root, err);
+    if (st != TD_OK)
+        return st;
+    /* First, so that what the chat form has learned of these does not come into it. */
+    st = refuse_unsupported(root, err);
+    if (st == TD_OK)
+        st = openai_take_common(root, d, g, err);
+    if (st == TD_OK)
+        st = take_prompt(root, t, g, err);
+    if (g->max_tokens == 0)
+        g->max_tokens = COMPLETION_MAX_TOKENS;
+    if (st == TD_OK && g->chat.oom)
+        st = td_fail(err, TD_NOMEM, "no memory for the request");
+    cJSON_Delete(root);
+    return st;
+}
