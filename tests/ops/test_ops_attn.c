@@ -278,6 +278,8 @@ static void test_attention_at_every_length_around_window_and_page_edges(void **s
     static const int32_t pos[] = {0,   1,   2,   31,  32,  61,  62,  63,  64,  65,  125, 126, 127,
                                   128, 129, 130, 190, 191, 192, 193, 254, 255, 256, 257, 999};
 
+    if (HARNESS_FEW)
+        skip();
     for (size_t i = 0; i < N_OF(pos); i++)
         for (int32_t window = 0; window <= 128; window += 128) {
             attn_case c = {.T = 1, .pos = pos[i], .H = 8, .K = 1, .d = 64, .window = window};
@@ -302,6 +304,8 @@ static void test_attention_over_queries_of_every_length_around_tiles(void **stat
         {3, 33000, 2, 1, 64, 0},
     };
 
+    if (HARNESS_FEW)
+        skip();
     for (size_t i = 0; i < N_OF(cases); i++) {
         attn_case_on(*state, &cases[i], TD_ELT_BF16);
         if (has_e4m3(*state))
