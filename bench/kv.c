@@ -279,7 +279,7 @@ static td_usec push_once(run *x, uint32_t pages, uint32_t run_pages)
         die("push", &err);
     td_usec start = td_now_us();
     td_kv_push_layer(push, 0, 0, 0, a.n_tokens, NULL);
-    td_kv_push_finish(push, TD_OK, 0, 0);
+    td_kv_push_finish(push, TD_OK, 0, 0, NULL);
     td_kv_push_free(push);
     if (recv(x->fd, &l, sizeof l, 0) != sizeof l || l.request != x->request) {
         fprintf(stderr, "bench_kv: the sink's process is gone\n");

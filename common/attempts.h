@@ -10,21 +10,37 @@
 #include "common/status.h"
 #include "proto/tandem.pb-c.h"
 
-enum { TD_MAX_STOPS = 16, TD_MAX_BANNED = 64, TD_RECENT_ATTEMPTS = 1024 };
+enum { TD_MAX_STOPS = 16, TD_MAX_BANNED = 64, TD_MAX_BIAS = 1024, TD_RECENT_ATTEMPTS = 1024 };
 
-/* Sampling and stops of one request, with their own memory. sampling.banned points into it, so it
+/* Sampling and stops of one request, with their own memory. sampling's lists point into it, so it
  * is filled in place and not copied. */
 typedef struct td_generation {
     td_sampling sampling; /* index is the caller's to set */
     td_id_range banned[TD_MAX_BANNED];
     int32_t stops[TD_MAX_STOPS];
     int32_t n_stops;
+    td_token_bias *bias;
+    td_token_count *counts; /* with penalties only: by token; sampling has how many */
+    size_t max_counts;
 } td_generation;
 
-/* Check what a router sent and fill *out. TD_INVALID names what is wrong; *out is then untouched.
- */
+/* Check what a router sent and fill *out. With penalties, `answer` are the tokens that the answer
+ * has already, and at most `more` will be counted. TD_INVALID names what is wrong, TD_NOMEM; *out
+ * is then untouched. */
 TD_MUST_CHECK td_status td_generation_read(td_generation *out, const Tandem__Sampling *sampling,
-                                           const int32_t *stops, size_t n_stops, td_error *err);
+                                           const int32_t *stops, size_t n_stops,
+                                           const int32_t *answer, size_t n_answer, size_t more,
+                                           td_error *err);
+void td_generation_free(td_generation *g); /* what it points to */
+
+/* Whether a sampling looks at the tokens so far. */
+bool td_sampling_penalizes(const Tandem__Sampling *s);
+
+/* One more token of the answer; without penalties nothing is kept. */
+void td_generation_count(td_generation *g, int32_t token);
+
+/* A step's log-probabilities as a message, whose lists point into *l. */
+void td_logprobs_wire(const td_logprobs *l, Tandem__TokenLogprobs *out);
 
 bool td_generation_stops(const td_generation *g, int32_t token);
 

@@ -1,10 +1,11 @@
 /* kv_notice: the wire form of a notice, and counting notices; see the header.
  *
- * Wire form, little-endian, 96 bytes:
+ * Wire form, little-endian, 256 bytes:
  *   0 magic u32 | 4 version u16 | 6 flags u16 | 8 request u64 | 16 attempt u32 | 20 epoch u32
  *   24 source u32 | 28 n_sources u32 | 32 status u32 | 36 puts u32 | 40 bytes u64 | 48 first_token
- * i32 52 index u32 | 56 digest u64 | 64 stream u64 | 72 after u64 | 80 zero u64 | 88 checksum u64
- * of bytes 0..87 */
+ * i32 52 index u32 | 56 digest u64 | 64 stream u64 | 72 after u64 | 80 n of the top
+ * log-probabilities i32, -1: none at all | 84 the first token's f32 | 88 ids i32[20] |
+ * 168 log-probabilities f32[20] | 248 checksum u64 of bytes 0..247 */
 #include "common/kv_notice.h"
 
 #include "common/hash.h"
@@ -12,7 +13,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { NOTICE_VERSION = 1, NOTICE_HAS_DIGEST = 1, NOTICE_CHECKED = 88 };
+enum { NOTICE_VERSION = 2, NOTICE_HAS_DIGEST = 1, NOTICE_CHECKED = 248 };
 #define NOTICE_MAGIC UINT32_C(0x4e564b54) /* "TKVN" */
 
 static void put_le(unsigned char *at, uint64_t v, int n)
@@ -28,6 +29,43 @@ static uint64_t get_le(const unsigned char *at, int n)
     for (int i = 0; i < n; i++)
         v |= (uint64_t)at[i] << (8 * i);
     return v;
+}
+
+static void put_float(unsigned char *at, float f)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &f, sizeof bits);
+    put_le(at, bits, 4);
+}
+
+static float get_float(const unsigned char *at)
+{
+    uint32_t bits = (uint32_t)get_le(at, 4);
+    float f;
+
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static void put_logprobs(unsigned char *at, const td_logprobs *l)
+{
+    put_le(at, (uint32_t)l->n, 4);
+    put_float(at + 4, l->chosen);
+    for (int32_t i = 0; i < l->n; i++) {
+        put_le(at + 8 + 4 * i, (uint32_t)l->id[i], 4);
+        put_float(at + 88 + 4 * i, l->logprob[i]);
+    }
+}
+
+static void get_logprobs(const unsigned char *at, td_logprobs *l)
+{
+    l->n = (int32_t)get_le(at, 4);
+    l->chosen = get_float(at + 4);
+    for (int32_t i = 0; i < TD_TOP_LOGPROBS; i++) {
+        l->id[i] = (int32_t)get_le(at + 8 + 4 * i, 4);
+        l->logprob[i] = get_float(at + 88 + 4 * i);
+    }
 }
 
 static uint64_t notice_checksum(const unsigned char *bytes)
@@ -54,7 +92,8 @@ void td_kv_notice_encode(const td_kv_notice *n, unsigned char out[TD_KV_NOTICE_B
     put_le(out + 56, n->digest, 8);
     put_le(out + 64, n->stream, 8);
     put_le(out + 72, n->after, 8);
-    put_le(out + 88, notice_checksum(out), 8);
+    put_logprobs(out + 80, &n->logprobs);
+    put_le(out + NOTICE_CHECKED, notice_checksum(out), 8);
 }
 
 td_status td_kv_notice_decode(const void *bytes, size_t len, td_kv_notice *out, td_error *err)
@@ -69,7 +108,7 @@ td_status td_kv_notice_decode(const void *bytes, size_t len, td_kv_notice *out, 
     if (get_le(b + 4, 2) != NOTICE_VERSION)
         return td_fail(err, TD_INVALID, "KV notice of version %u, this is %d: run the same release",
                        (unsigned)get_le(b + 4, 2), NOTICE_VERSION);
-    if (get_le(b + 88, 8) != notice_checksum(b))
+    if (get_le(b + NOTICE_CHECKED, 8) != notice_checksum(b))
         return td_fail(err, TD_INVALID, "KV notice with a wrong checksum");
 
     uint64_t status = get_le(b + 32, 4);
@@ -89,6 +128,9 @@ td_status td_kv_notice_decode(const void *bytes, size_t len, td_kv_notice *out, 
         .after = get_le(b + 72, 8),
     };
 
+    get_logprobs(b + 80, &n.logprobs);
+    if (n.logprobs.n < -1 || n.logprobs.n > TD_TOP_LOGPROBS)
+        return td_fail(err, TD_INVALID, "KV notice with %d log-probabilities", n.logprobs.n);
     if (status >= TD_STATUS_COUNT || status == TD_PENDING)
         return td_fail(err, TD_INVALID, "KV notice with status %" PRIu64, status);
     if (n.n_sources < 1 || n.n_sources > TD_KV_MAX_SOURCES || n.source_rank >= n.n_sources)
@@ -143,6 +185,7 @@ td_status td_kv_arrival_add(td_kv_arrival *a, const td_kv_notice *n, td_error *e
         a->status = TD_INTERNAL;
     a->first_token = n->first_token;
     a->index = n->index;
+    a->logprobs = n->logprobs;
     a->has_token = true;
     return TD_OK;
 }

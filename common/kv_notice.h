@@ -14,9 +14,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/sampling.h"
 #include "common/status.h"
 
-enum { TD_KV_MAX_SOURCES = 64, TD_KV_NOTICE_BYTES = 96 };
+enum { TD_KV_MAX_SOURCES = 64, TD_KV_NOTICE_BYTES = 256 };
 
 typedef struct td_kv_notice {
     uint64_t request;
@@ -27,10 +28,11 @@ typedef struct td_kv_notice {
     td_status status;     /* not OK: this source's part is missing, and it has stopped writing */
     uint64_t bytes;       /* that this source put */
     uint32_t puts;
-    int32_t first_token; /* sampled by prefill; meaningful when status is OK */
-    uint32_t index;      /* its number within the answer */
-    bool has_digest;     /* the source runs with verify on */
-    uint64_t digest;     /* td_kv_digest() over what it put */
+    int32_t first_token;  /* sampled by prefill; meaningful when status is OK */
+    uint32_t index;       /* its number within the answer */
+    td_logprobs logprobs; /* of first_token; n is -1 where they were not asked for */
+    bool has_digest;      /* the source runs with verify on */
+    uint64_t digest;      /* td_kv_digest() over what it put */
     /* The wire's own: deliver it once `after` data messages of `stream` are in. */
     uint64_t stream, after;
 } td_kv_notice;
@@ -61,6 +63,7 @@ typedef struct td_kv_arrival {
     uint32_t puts;
     int32_t first_token;
     uint32_t index;
+    td_logprobs logprobs;
     bool has_token;  /* a source has reported OK */
     bool has_digest; /* every notice so far had one */
 } td_kv_arrival;

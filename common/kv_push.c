@@ -176,6 +176,7 @@ td_status td_kv_push_open(td_kv_source *const *sources, int32_t n, const td_kv_p
         td_assert(sources[i]->rank == i);
         p->legs[i].push = p;
         p->legs[i].source = sources[i];
+        p->legs[i].logprobs.n = -1;
         kv_source_add(sources[i], &p->legs[i]);
     }
     return TD_OK;
@@ -220,7 +221,7 @@ td_status td_kv_push_status(const td_kv_push *p)
 
 /* Say it to every leg. on_done may come, and free the push, before the last one is woken. */
 static void push_end(td_kv_push *p, bool canceled, td_status status, int32_t first_token,
-                     uint32_t index)
+                     uint32_t index, const td_logprobs *logprobs)
 {
     push_hold(p);
     for (int32_t i = 0; i < p->n_legs; i++) {
@@ -233,6 +234,8 @@ static void push_end(td_kv_push *p, bool canceled, td_status status, int32_t fir
             leg->end_status = status;
             leg->first_token = first_token;
             leg->index = index;
+            if (logprobs != NULL)
+                leg->logprobs = *logprobs;
         }
         leg->ended = true;
         pthread_mutex_unlock(&leg->source->mutex);
@@ -241,14 +244,15 @@ static void push_end(td_kv_push *p, bool canceled, td_status status, int32_t fir
     push_drop(p);
 }
 
-void td_kv_push_finish(td_kv_push *p, td_status status, int32_t first_token, uint32_t index)
+void td_kv_push_finish(td_kv_push *p, td_status status, int32_t first_token, uint32_t index,
+                       const td_logprobs *logprobs)
 {
-    push_end(p, false, status, first_token, index);
+    push_end(p, false, status, first_token, index, logprobs);
 }
 
 void td_kv_push_cancel(td_kv_push *p)
 {
-    push_end(p, true, TD_CANCELED, 0, 0);
+    push_end(p, true, TD_CANCELED, 0, 0, NULL);
 }
 
 void td_kv_push_free(td_kv_push *p)

@@ -84,10 +84,11 @@ void td_kv_push_layer(td_kv_push *p, int32_t rank, int32_t layer, int32_t from, 
  * that is gone. Any thread, cheap. */
 td_status td_kv_push_status(const td_kv_push *p);
 
-/* No more layers: flush and send notices that carry first_token and its index in the answer. status
- * other than TD_OK (prefill failed): as cancel, with that status. Call once, after the last
- * td_kv_push_layer() has returned. */
-void td_kv_push_finish(td_kv_push *p, td_status status, int32_t first_token, uint32_t index);
+/* No more layers: flush and send notices that carry first_token and its index in the answer;
+ * logprobs: NULL where they are not asked for. status other than TD_OK (prefill failed): as cancel,
+ * with that status. Call once, after the last td_kv_push_layer() has returned. */
+void td_kv_push_finish(td_kv_push *p, td_status status, int32_t first_token, uint32_t index,
+                       const td_logprobs *logprobs);
 
 /* Stop starting puts, wait for those in flight, send notices with TD_CANCELED. Instead of finish,
  * or after it to cut its tail short; then it may come too late and on_done say TD_OK. */

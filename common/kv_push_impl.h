@@ -36,6 +36,7 @@ struct kv_leg {
     td_status end_status;
     int32_t first_token;
     uint32_t index;
+    td_logprobs logprobs; /* n is -1 from open on */
 
     /* The source thread's. */
     leg_stage stage;

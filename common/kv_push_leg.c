@@ -261,6 +261,7 @@ static void leg_encode_notice(kv_leg *leg)
     pthread_mutex_lock(&leg->source->mutex);
     n.first_token = leg->first_token;
     n.index = leg->index;
+    n.logprobs = leg->logprobs;
     pthread_mutex_unlock(&leg->source->mutex);
     td_kv_notice_encode(&n, leg->notice);
 }

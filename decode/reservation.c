@@ -48,6 +48,7 @@ static void give_back(reservations *t, reservation *r)
         t->counts.quarantined_pages -= r->n_pages;
     HASH_DEL(t->all, r);
     td_kv_pool_give(t->opt.pool, r->ext, r->n_ext, r->ring);
+    td_generation_free(&r->generation);
     free(r->pages);
     free(r);
 }
@@ -92,6 +93,16 @@ static td_status check(const reservations *t, const Tandem__Reserve *m, td_error
     if (pages > td_kv_pool_pages_total(t->opt.pool))
         return td_fail(err, TD_INVALID, "reserve: %u pages for %llu positions, the pool has %u",
                        pages, (unsigned long long)positions, td_kv_pool_pages_total(t->opt.pool));
+    if (m->n_answer != (td_sampling_penalizes(m->sampling) ? m->index : 0))
+        return td_fail(err, TD_INVALID,
+                       "reserve: %zu tokens of an answer of which %u are there; with penalties all "
+                       "of them, otherwise none",
+                       m->n_answer, m->index);
+    for (size_t i = 0; i < m->n_answer; i++)
+        if (m->answer[i] < 0 || m->answer[i] >= t->opt.vocab)
+            return td_fail(err, TD_INVALID,
+                           "reserve: token %d of the answer, the vocabulary has %d", m->answer[i],
+                           t->opt.vocab);
     return TD_OK;
 }
 
@@ -143,11 +154,13 @@ td_status reservation_open(reservations *t, const Tandem__Reserve *m, int32_t li
         free(r);
         return td_fail(err, TD_NOMEM, "reserve: no memory for a table of %u pages", n_pages);
     }
-    st = td_generation_read(&r->generation, m->sampling, m->stop_ids, m->n_stop_ids, err);
+    st = td_generation_read(&r->generation, m->sampling, m->stop_ids, m->n_stop_ids, m->answer,
+                            m->n_answer, m->max_tokens, err);
     if (st == TD_OK)
         st = td_kv_pool_take(t->opt.pool, n_pages, r->ext, RESERVATION_MAX_EXTENTS, &r->n_ext,
                              &r->ring, err);
     if (st != TD_OK) {
+        td_generation_free(&r->generation);
         free(r->pages);
         free(r);
         return st;

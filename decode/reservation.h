@@ -61,9 +61,10 @@ struct reservation {
     td_kv_arrival arrival;
 
     /* The scheduler's while RUNNING. */
-    int32_t pos;       /* position of `token` */
-    int32_t token;     /* sampled, its KV not yet written */
-    uint32_t produced; /* tokens of this attempt so far, prefill's included */
+    int32_t pos;          /* position of `token` */
+    int32_t token;        /* sampled, its KV not yet written */
+    uint32_t produced;    /* tokens of this attempt so far, prefill's included */
+    td_logprobs logprobs; /* of `token`, where they are asked for */
     bool in_batch;
     td_usec landed_at;
     reservation *next; /* waiting list */

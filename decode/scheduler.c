@@ -15,6 +15,7 @@ struct scheduler {
     td_seq *seqs;
     int32_t *tokens, *out;
     td_sampling *sampling;
+    td_logprobs *logprobs;
     td_decode_step step;
 };
 
@@ -32,7 +33,9 @@ td_status scheduler_create(uint32_t max_batch, scheduler **out, td_error *err)
     s->tokens = calloc(max_batch, sizeof *s->tokens);
     s->out = calloc(max_batch, sizeof *s->out);
     s->sampling = calloc(max_batch, sizeof *s->sampling);
-    if (!s->batch || !s->rows || !s->seqs || !s->tokens || !s->out || !s->sampling) {
+    s->logprobs = calloc(max_batch, sizeof *s->logprobs);
+    if (!s->batch || !s->rows || !s->seqs || !s->tokens || !s->out || !s->sampling ||
+        !s->logprobs) {
         scheduler_free(s);
         return td_fail(err, TD_NOMEM, "scheduler: no memory for a batch of %u", max_batch);
     }
@@ -50,15 +53,19 @@ void scheduler_free(scheduler *s)
     free(s->tokens);
     free(s->out);
     free(s->sampling);
+    free(s->logprobs);
     free(s);
 }
 
 /* Count a sampled token and say whether it is the last. */
-static sched_end take_token(reservation *r, int32_t token)
+static sched_end take_token(reservation *r, int32_t token, const td_logprobs *logprobs)
 {
     if (token < 0)
         return SCHED_FAILED;
     r->token = token;
+    if (r->generation.sampling.logprobs)
+        r->logprobs = *logprobs;
+    td_generation_count(&r->generation, token);
     r->produced++;
     if (td_generation_stops(&r->generation, token))
         return SCHED_STOP;
@@ -71,7 +78,7 @@ sched_end scheduler_admit(scheduler *s, reservation *r)
 
     r->pos = (int32_t)r->prompt_tokens;
     r->produced = 0;
-    end = take_token(r, r->arrival.first_token);
+    end = take_token(r, r->arrival.first_token, &r->arrival.logprobs);
     if (end != SCHED_GOES_ON)
         return end;
     r->next = NULL;
@@ -111,6 +118,8 @@ void scheduler_remove(scheduler *s, reservation *r)
 
 const td_decode_step *scheduler_plan(scheduler *s)
 {
+    bool logprobs = false;
+
     while (s->n_batch < s->max_batch && s->first_waiting != NULL) {
         reservation *r = s->first_waiting;
 
@@ -132,12 +141,14 @@ const td_decode_step *scheduler_plan(scheduler *s)
         s->tokens[i] = r->token;
         s->sampling[i] = r->generation.sampling;
         s->sampling[i].index = (uint64_t)r->base_index + r->produced;
+        logprobs |= s->sampling[i].logprobs;
     }
     s->step = (td_decode_step){.n = (int32_t)s->n_batch,
                                .seqs = s->seqs,
                                .tokens = s->tokens,
                                .sampling = s->sampling,
-                               .out = s->out};
+                               .out = s->out,
+                               .logprobs = logprobs ? s->logprobs : NULL};
     return &s->step;
 }
 
@@ -153,7 +164,7 @@ void scheduler_apply(scheduler *s, sched_end *ends)
         reservation *r = s->rows[i];
 
         r->pos++;
-        ends[i] = take_token(r, s->out[i]);
+        ends[i] = take_token(r, s->out[i], &s->logprobs[i]);
         if (ends[i] != SCHED_GOES_ON)
             leave_batch(s, r);
     }

@@ -8,6 +8,8 @@
 typedef struct event {
     Tandem__TokenEvent pb;
     int32_t token;
+    td_logprobs logprobs;
+    Tandem__TokenLogprobs wire, *wire_list; /* of logprobs; a list of one */
     char text[sizeof((td_error *)0)->text];
 } event;
 
@@ -80,6 +82,13 @@ void token_sink_token(token_sink *s, const reservation *r, Tandem__Finish finish
     e->pb.tokens = &e->token;
     e->pb.n_tokens = 1;
     e->pb.finish = finish;
+    if (!r->generation.sampling.logprobs || r->logprobs.n < 0)
+        return;
+    e->logprobs = r->logprobs;
+    td_logprobs_wire(&e->logprobs, &e->wire);
+    e->wire_list = &e->wire;
+    e->pb.logprobs = &e->wire_list;
+    e->pb.n_logprobs = 1;
 }
 
 void token_sink_alive(token_sink *s, const reservation *r)

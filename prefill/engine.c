@@ -280,6 +280,7 @@ static void send_prefill_event(prefill_engine *e, const job *j, td_status status
 {
     Tandem__WorkerMessage msg = TANDEM__WORKER_MESSAGE__INIT;
     Tandem__PrefillEvent ev = TANDEM__PREFILL_EVENT__INIT, *list = &ev;
+    Tandem__TokenLogprobs logprobs;
     td_error err = {0};
 
     ev.request = j->request;
@@ -289,6 +290,10 @@ static void send_prefill_event(prefill_engine *e, const job *j, td_status status
     ev.first_token = token;
     ev.index = j->index;
     ev.finish = finish;
+    if (status == TD_OK && j->generation.sampling.logprobs) {
+        td_logprobs_wire(&j->logprobs, &logprobs);
+        ev.logprobs = &logprobs;
+    }
     if (j->started_at != 0)
         ev.queue_us = (uint64_t)(j->started_at - j->queued_at);
     if (j->computed_at != 0)
@@ -490,7 +495,7 @@ static void abandon_queued(prefill_engine *e, job *j, td_status why)
     if (why == TD_CANCELED)
         td_kv_push_cancel(j->push);
     else
-        td_kv_push_finish(j->push, why, 0, 0);
+        td_kv_push_finish(j->push, why, 0, 0, NULL);
 }
 
 static void cancel_job(prefill_engine *e, job *j)
@@ -648,6 +653,7 @@ static td_status compute(prefill_engine *e, job *j, int32_t *token, bool *fatal,
         }
         td_counter_add(e->c_prompt_tokens, (uint64_t)(j->to - j->from));
         *token = step.token;
+        j->logprobs = step.logprobs;
     }
     if (*token < 0)
         return td_fail(err, TD_INTERNAL, "no token could be sampled: all logits are banned or NaN");
@@ -685,13 +691,14 @@ static td_status run_job(prefill_engine *e, job *j, td_error *err)
     if (st == TD_OK) {
         td_histogram_observe_us(e->h_compute, j->computed_at - j->started_at);
         send_prefill_event(e, j, TD_OK, "", token, finish_of(j, token));
-        td_kv_push_finish(j->push, TD_OK, token, j->index);
+        td_kv_push_finish(j->push, TD_OK, token, j->index,
+                          j->generation.sampling.logprobs ? &j->logprobs : NULL);
     } else if (st == TD_CANCELED) {
         td_kv_push_cancel(j->push);
     } else {
         td_counter_add(e->c_failed, 1);
         send_prefill_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
-        td_kv_push_finish(j->push, st, 0, 0);
+        td_kv_push_finish(j->push, st, 0, 0, NULL);
     }
     e->load_dirty = true;
     publish_load(e);

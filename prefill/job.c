@@ -30,6 +30,9 @@ static td_status check(const Tandem__Prefill *m, int32_t vocab, uint32_t max_pro
         if (m->tokens[i] < 0 || m->tokens[i] >= vocab)
             return td_fail(err, TD_INVALID, "prefill: token %d at %zu, the vocabulary has %d",
                            m->tokens[i], i, vocab);
+    if (m->index > m->n_tokens)
+        return td_fail(err, TD_INVALID, "prefill: %u tokens of an answer in a prompt of %zu",
+                       m->index, m->n_tokens);
     if (d == NULL || d->worker_id.len == 0 || d->worker_id.len >= JOB_ID_BYTES ||
         d->descriptor.len == 0 || d->n_extents == 0)
         return td_fail(err, TD_INVALID, "prefill: the destination is missing or incomplete");
@@ -66,7 +69,9 @@ td_status job_create(const Tandem__Prefill *m, int32_t link, int32_t vocab, uint
         job_free(j);
         return td_fail(err, TD_NOMEM, "prefill: no memory for a prompt of %zu tokens", m->n_tokens);
     }
-    st = td_generation_read(&j->generation, m->sampling, m->stop_ids, m->n_stop_ids, err);
+    /* The tokens end with what earlier attempts have given of the answer. */
+    st = td_generation_read(&j->generation, m->sampling, m->stop_ids, m->n_stop_ids,
+                            m->tokens + (m->n_tokens - m->index), m->index, 0, err);
     if (st != TD_OK) {
         job_free(j);
         return st;
@@ -103,6 +108,7 @@ void job_free(job *j)
     if (j == NULL)
         return;
     td_assert(!j->has_pages && j->push == NULL);
+    td_generation_free(&j->generation);
     free(j->tokens);
     free(j->descriptor);
     free(j->dst_ext);

@@ -56,7 +56,8 @@ typedef struct job {
     uint32_t n_pages;
     uint32_t ring;
     td_kv_push *push;
-    int32_t from, to; /* positions of the chunk being computed; read by the layer hook */
+    td_logprobs logprobs; /* of the first token, where they are asked for */
+    int32_t from, to;     /* positions of the chunk being computed; read by the layer hook */
 
     td_usec queued_at, started_at, computed_at;
 

@@ -225,7 +225,7 @@ static void source_obey(source_child *c, const kv_msg *m)
     case KV_M_LAYERS: source_push_layers(c, m); break;
     case KV_M_FINISH:
         td_kv_push_finish(c->pushes[m->request].push, (td_status)m->status,
-                          KV_TEST_TOKEN + m->request, 0);
+                          KV_TEST_TOKEN + m->request, 0, NULL);
         break;
     case KV_M_CANCEL: td_kv_push_cancel(c->pushes[m->request].push); break;
     default: td_assert(!"a message that a source knows");

@@ -82,7 +82,7 @@ static void test_kv_events_layer_that_is_not_computed_holds_up_only_itself(void 
 
     push_from(o, slow, 0, 0, &e); /* the older one: its turn comes first */
     push_from(o, fast, 1, 0, NULL);
-    td_kv_push_finish(fast, TD_OK, 7, 0);
+    td_kv_push_finish(fast, TD_OK, 7, 0, NULL);
     one_wait(o, &o->n_done, 1);
     one_wait(o, &o->n_notices, 1);
     assert_int_equal(o->status, TD_OK);
@@ -91,7 +91,7 @@ static void test_kv_events_layer_that_is_not_computed_holds_up_only_itself(void 
     check_memory_is(o, KV_ABSENT, KV_LANDED);
 
     atomic_store(&e.status, TD_OK); /* by hand, as a GPU does: without a word to the thread */
-    td_kv_push_finish(slow, TD_OK, 8, 0);
+    td_kv_push_finish(slow, TD_OK, 8, 0, NULL);
     one_wait(o, &o->n_done, 2);
     one_wait(o, &o->n_notices, 2);
     assert_int_equal(o->status, TD_OK);
@@ -116,7 +116,7 @@ static void test_kv_events_device_that_fails_ends_the_push(void **state)
     one_wait(o, &o->n_notices, 1); /* before the engine says anything */
     assert_int_equal(o->notice.status, TD_DEVICE);
     assert_int_equal(td_kv_push_status(p), TD_DEVICE);
-    td_kv_push_finish(p, TD_DEVICE, 0, 0);
+    td_kv_push_finish(p, TD_DEVICE, 0, 0, NULL);
     one_wait(o, &o->n_done, 1);
     assert_int_equal(o->status, TD_DEVICE);
     check_memory_is(o, KV_ABSENT, KV_ABSENT);

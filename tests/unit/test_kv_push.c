@@ -253,6 +253,7 @@ static td_kv_notice sample_notice(void)
         .index = 9,
         .has_digest = true,
         .digest = UINT64_C(0xdeadbeefcafef00d),
+        .logprobs = {.n = 2, .chosen = -1.5f, .id = {7, 200000}, .logprob = {-0.25f, -1.5f}},
     };
 }
 
@@ -276,6 +277,11 @@ static void test_kv_notice_survives_the_wire(void **state)
     assert_int_equal(b.index, a.index);
     assert_int_equal(b.has_digest, a.has_digest);
     assert_int_equal(b.digest, a.digest);
+    assert_memory_equal(&b.logprobs, &a.logprobs, sizeof a.logprobs);
+    a.logprobs = (td_logprobs){.n = -1};
+    td_kv_notice_encode(&a, wire);
+    assert_int_equal(td_kv_notice_decode(wire, sizeof wire, &b, NULL), TD_OK);
+    assert_int_equal(b.logprobs.n, -1);
 }
 
 static void test_kv_notice_decode_refuses_every_altered_byte_and_length(void **state)

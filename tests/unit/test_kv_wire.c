@@ -371,7 +371,7 @@ static void test_kv_wire_works_within_one_process(void **state)
     assert_int_equal(td_kv_push_open(&o->source, 1, &a, &push, NULL), TD_OK);
     for (int32_t layer = 0; layer < o->w.src.n_layers; layer++)
         td_kv_push_layer(push, 0, layer, 0, a.n_tokens, NULL);
-    td_kv_push_finish(push, TD_OK, 5, 0);
+    td_kv_push_finish(push, TD_OK, 5, 0, NULL);
     td_kv_push_free(push); /* on_done comes all the same */
     one_wait(o, &o->n_done, 1);
     one_wait(o, &o->n_notices, 1);

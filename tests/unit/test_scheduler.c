@@ -1,4 +1,5 @@
 /* scheduler: requests join between steps, run to their end, and leave others alone. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -150,6 +151,85 @@ static void test_scheduler_remove_finds_a_request_in_the_batch_or_waiting(void *
     scheduler_free(s);
 }
 
+/* With penalties a request's own tokens are counted: those of earlier attempts, prefill's first one
+ * and each one since; its neighbours' are not. */
+static void test_scheduler_counts_the_tokens_of_an_answer(void **state)
+{
+    scheduler *s;
+    reservation r[2] = {landed(0, 7, 100), landed(1, 7, 100)};
+    Tandem__Sampling with = TANDEM__SAMPLING__INIT, without = TANDEM__SAMPLING__INIT;
+    const int32_t answer[] = {9, 7, 9, 3, 9}, tokens[2] = {3, 5};
+    const td_decode_step *p;
+    const td_sampling *c;
+    sched_end ends[BATCH];
+
+    (void)state;
+    with.top_p = without.top_p = 1;
+    with.frequency = 0.5f;
+    with.presence = -1;
+    with.logprobs = true;
+    assert_int_equal(td_generation_read(&r[0].generation, &with, NULL, 0, answer, 5, 100, NULL),
+                     TD_OK);
+    assert_int_equal(td_generation_read(&r[1].generation, &without, NULL, 0, answer, 5, 100, NULL),
+                     TD_OK);
+    assert_int_equal(scheduler_create(BATCH, &s, NULL), TD_OK);
+    assert_int_equal(scheduler_admit(s, &r[0]), SCHED_GOES_ON);
+    assert_int_equal(scheduler_admit(s, &r[1]), SCHED_GOES_ON);
+    p = scheduler_plan(s);
+    assert_non_null(p->logprobs); /* one of them wants some */
+    for (int32_t i = 0; i < p->n; i++)
+        p->logprobs[i] = (td_logprobs){.n = i == 0 ? 0 : -1, .chosen = -0.5f};
+    step(s, tokens, ends);
+    p = scheduler_plan(s);
+    c = &p->sampling[0];
+    assert_true(c->frequency == 0.5f && c->presence == -1);
+    assert_int_equal(c->n_counts, 3);
+    assert_true(c->counts[0].token == 3 && c->counts[0].count == 2);
+    assert_true(c->counts[1].token == 7 && c->counts[1].count == 2);
+    assert_true(c->counts[2].token == 9 && c->counts[2].count == 3);
+    assert_int_equal(p->sampling[1].n_counts, 0);
+    assert_true(r[0].logprobs.chosen == -0.5f);
+    scheduler_remove(s, &r[0]);
+    p = scheduler_plan(s);
+    assert_null(p->logprobs); /* nobody does any more */
+    scheduler_free(s);
+    td_generation_free(&r[0].generation);
+    td_generation_free(&r[1].generation);
+}
+
+static void test_generation_read_refuses_what_sampling_cannot_take(void **state)
+{
+    static const int32_t ids[] = {1, -2};
+    static float values[] = {1, 1};
+    td_generation g = {0};
+
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        Tandem__Sampling s = TANDEM__SAMPLING__INIT;
+        td_error err = {0};
+
+        s.top_p = 1;
+        s.bias_ids = (int32_t *)(uintptr_t)ids;
+        s.bias_values = values;
+        s.n_bias_ids = s.n_bias_values = 1;
+        switch (i) {
+        case 1: s.frequency = NAN; break;
+        case 2: s.presence = 2.1f; break;
+        case 3: s.n_bias_values = 2; break;
+        case 4: s.n_bias_ids = s.n_bias_values = 2; break;
+        case 5: s.top_logprobs = TD_TOP_LOGPROBS + 1; break;
+        default: break;
+        }
+        assert_int_equal(td_generation_read(&g, &s, NULL, 0, NULL, 0, 5, &err),
+                         i == 0 ? TD_OK : TD_INVALID);
+        if (i == 0) {
+            assert_int_equal(g.sampling.n_bias, 1);
+            assert_true(g.sampling.bias[0].token == 1 && g.sampling.bias[0].bias == 1);
+            td_generation_free(&g);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -158,6 +238,8 @@ int main(void)
         cmocka_unit_test(test_scheduler_a_first_token_that_ends_it_is_not_kept),
         cmocka_unit_test(test_scheduler_stop_and_failure_end_only_their_own_row),
         cmocka_unit_test(test_scheduler_remove_finds_a_request_in_the_batch_or_waiting),
+        cmocka_unit_test(test_scheduler_counts_the_tokens_of_an_answer),
+        cmocka_unit_test(test_generation_read_refuses_what_sampling_cannot_take),
     };
 
     return cmocka_run_group_tests_name("scheduler", tests, NULL, NULL);
