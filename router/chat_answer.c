@@ -1,16 +1,19 @@
 #include "router/chat_answer.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/log.h"
+#include "router/tokenizer.h"
+#include "router/utf8_stream.h"
 
 typedef struct chat_answer {
     router *r;
     td_http_request *req;
     request *q;
-    bool stream, include_usage, begun;
+    bool stream, include_usage, logprobs, begun;
     bool broken; /* memory ran out in mid stream: it ends visibly cut */
     td_timer *ping;
     char id[40];
@@ -20,6 +23,7 @@ typedef struct chat_answer {
     /* Whole answers are collected here. Streams use `out` for one event at a time. */
     td_buf out, reasoning, content, calls;
     size_t n_calls;
+    td_buf tokens; /* elements of logprobs.content: of the whole answer, or of the next chunk */
 } chat_answer;
 
 /* ---- errors ---- */
@@ -75,6 +79,7 @@ static void free_answer(chat_answer *a)
     td_buf_free(&a->reasoning);
     td_buf_free(&a->content);
     td_buf_free(&a->calls);
+    td_buf_free(&a->tokens);
     free(a);
 }
 
@@ -144,10 +149,75 @@ static void send(chat_answer *a)
     td_timer_in(a->ping, a->r->cfg->sse_ping_ms * TD_USEC_PER_MSEC);
 }
 
+/* A log-probability as JSON can have it: what cannot be is very unlikely. */
+static void add_logprob(td_buf *b, float v)
+{
+    td_buf_fmt(b, "%.9g", isfinite(v) ? (double)v : -9999.0);
+}
+
+/* `"token":..,"logprob":..,"bytes":[..]`; a token may be a part of a character, which `token` shows
+ * as U+FFFD. */
+static void add_token(chat_answer *a, int32_t id, float logprob)
+{
+    td_buf *b = &a->tokens, text = {0};
+    utf8_stream u = {0};
+    td_slice bytes = {"", 0};
+
+    tokenizer_bytes(a->r->tokenizer, id, &bytes); /* none for an id that is only in the model */
+    utf8_stream_push(&u, bytes, &text);
+    utf8_stream_end(&u, &text);
+    td_buf_str(b, "\"token\":");
+    add_string(b, (td_slice){text.ptr, text.len});
+    td_buf_str(b, ",\"logprob\":");
+    add_logprob(b, logprob);
+    td_buf_str(b, ",\"bytes\":[");
+    for (size_t i = 0; i < bytes.len; i++)
+        td_buf_fmt(b, "%s%u", i > 0 ? "," : "", (unsigned)(unsigned char)bytes.ptr[i]);
+    td_buf_byte(b, ']');
+    b->oom = b->oom || text.oom;
+    td_buf_free(&text);
+}
+
+static void on_logprobs(void *user, const token_logprobs *list, size_t n)
+{
+    chat_answer *a = user;
+
+    for (size_t i = 0; i < n; i++) {
+        const td_logprobs *l = &list[i].logprobs;
+
+        td_buf_str(&a->tokens, a->tokens.len > 0 ? ",{" : "{");
+        add_token(a, list[i].token, l->chosen);
+        td_buf_str(&a->tokens, ",\"top_logprobs\":[");
+        for (int32_t k = 0; k < l->n; k++) {
+            td_buf_str(&a->tokens, k > 0 ? ",{" : "{");
+            add_token(a, l->id[k], l->logprob[k]);
+            td_buf_byte(&a->tokens, '}');
+        }
+        td_buf_str(&a->tokens, "]}");
+    }
+}
+
+/* `,"logprobs":..` with what has come; null where there is none in a chunk, or none was wanted. */
+static void add_logprobs(chat_answer *a)
+{
+    td_buf_str(&a->out, ",\"logprobs\":");
+    if (!a->logprobs || (a->stream && a->tokens.len == 0)) {
+        td_buf_str(&a->out, "null");
+        return;
+    }
+    td_buf_str(&a->out, "{\"content\":[");
+    td_buf_add(&a->out, a->tokens.ptr, a->tokens.len);
+    td_buf_str(&a->out, "],\"refusal\":null}");
+    a->out.oom = a->out.oom || a->tokens.oom;
+    td_buf_clear(&a->tokens);
+}
+
 /* One chunk whose delta has been put into a->out after chunk_head() and `{"index":0,"delta":{`. */
 static void chunk_tail(chat_answer *a)
 {
-    td_buf_str(&a->out, "},\"logprobs\":null,\"finish_reason\":null}]");
+    td_buf_byte(&a->out, '}');
+    add_logprobs(a);
+    td_buf_str(&a->out, ",\"finish_reason\":null}]");
     if (a->include_usage)
         td_buf_str(&a->out, ",\"usage\":null");
     td_buf_str(&a->out, "}\n\n");
@@ -279,7 +349,9 @@ static void on_flush(void *user)
 static void finish_stream(chat_answer *a, const char *reason, const request_usage *u)
 {
     delta_begin(a);
-    td_buf_fmt(&a->out, "},\"logprobs\":null,\"finish_reason\":\"%s\"}]%s}\n\n", reason,
+    td_buf_byte(&a->out, '}');
+    add_logprobs(a);
+    td_buf_fmt(&a->out, ",\"finish_reason\":\"%s\"}]%s}\n\n", reason,
                a->include_usage ? ",\"usage\":null" : "");
     if (a->include_usage) {
         td_buf last = {0};
@@ -334,7 +406,9 @@ static void finish_whole(chat_answer *a, const char *reason, const request_usage
         td_buf_add(b, a->calls.ptr, a->calls.len);
         td_buf_str(b, "\"}}]");
     }
-    td_buf_fmt(b, "},\"logprobs\":null,\"finish_reason\":\"%s\"}],\"usage\":", reason);
+    td_buf_byte(b, '}');
+    add_logprobs(a);
+    td_buf_fmt(b, ",\"finish_reason\":\"%s\"}],\"usage\":", reason);
     chat_answer_usage(b, u);
     td_buf_str(b, ",\"tandem\":");
     chat_answer_timings(b, request_times_of(a->q));
@@ -380,6 +454,7 @@ static void on_error(void *user, const td_error *err, uint32_t retry_s)
 static const answer callbacks = {.on_start = on_start,
                                  .on_reasoning = on_reasoning,
                                  .on_content = on_content,
+                                 .on_logprobs = on_logprobs,
                                  .on_call_begin = on_call_begin,
                                  .on_call_args = on_call_args,
                                  .on_flush = on_flush,
@@ -405,6 +480,7 @@ void chat_answer_start(router *r, td_http_request *req, generation *g)
     a->req = req;
     a->stream = g->stream;
     a->include_usage = g->include_usage;
+    a->logprobs = g->logprobs;
     snprintf(a->label, sizeof a->label, "%s", td_http_request_id(req));
     if (request_submit(r, g, a->label, &callbacks, a, &a->q, &retry_s, &err) != TD_OK) {
         chat_answer_error(req, &err, retry_s);

@@ -1,5 +1,7 @@
 #include "router/generation.h"
 
+#include <stdlib.h>
+
 #include "router/tokenizer.h"
 
 void generation_init(generation *g)
@@ -14,6 +16,9 @@ void generation_free(generation *g)
         return;
     chat_free(&g->chat);
     td_tokens_free(&g->raw_tokens);
+    free(g->bias);
+    g->bias = NULL;
+    g->n_bias = 0;
 }
 
 td_status generation_check_model(td_slice wanted, const char *served, td_error *err)

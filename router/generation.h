@@ -6,10 +6,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/sampling.h"
 #include "router/chat.h"
 #include "router/harmony_render.h"
 
-enum { GENERATION_MAX_STOPS = 4 };
+enum { GENERATION_MAX_STOPS = 4, GENERATION_MAX_BIAS = 1024 };
 
 typedef struct generation {
     chat chat; /* empty when raw */
@@ -28,6 +29,12 @@ typedef struct generation {
     td_slice stop[GENERATION_MAX_STOPS];
     size_t n_stop;
     bool ignore_eos; /* load tests: go on past the stop tokens, to max_tokens */
+
+    float presence, frequency; /* penalties, -2 .. 2, on the tokens of the answer so far */
+    td_token_bias *bias;       /* [n_bias] no token twice */
+    size_t n_bias;
+    bool logprobs;        /* of the content's tokens */
+    int32_t top_logprobs; /* 0 .. TD_TOP_LOGPROBS */
 
     bool stream; /* how the answer goes out; of no interest to the request itself */
     bool include_usage;

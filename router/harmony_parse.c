@@ -132,6 +132,8 @@ static void release_bare(harmony_parser *p, harmony_route to, bool complete)
         p->stats.reasoning_tokens += p->bare_ids;
     else
         p->stats.final_begun = true;
+    if (to == HARMONY_TO_CONTENT)
+        p->stats.content_tokens += p->bare_ids;
     send_message(p, to, TD_SLICE(""), (td_slice){text.ptr, text.len}, complete);
     td_buf_free(&text);
 }
@@ -215,6 +217,8 @@ static void abandon_header(harmony_parser *p, header_end how)
     to = route_of(p, &hg);
     if (to == HARMONY_TO_REASONING)
         p->stats.reasoning_tokens += p->header.text_ids;
+    if (to == HARMONY_TO_CONTENT)
+        p->stats.content_tokens += p->header.text_ids;
     send_message(p, to, hg.name, body, how != BY_CUT);
 }
 
@@ -293,6 +297,8 @@ static void push_text(harmony_parser *p, td_slice bytes, bool known)
     case ST_CONTENT:
         if (p->out.route == HARMONY_TO_REASONING)
             p->stats.reasoning_tokens++;
+        if (p->out.route == HARMONY_TO_CONTENT)
+            p->stats.content_tokens++;
         if (p->marker_waits && known) {
             text_after_marker(p, bytes);
             return;

@@ -84,6 +84,7 @@ const char *harmony_repair_label(harmony_repair r);
 typedef struct harmony_stats {
     uint64_t tokens;           /* ids pushed, control tokens included: completion_tokens */
     uint64_t reasoning_tokens; /* ids inside messages of kind REASONING */
+    uint64_t content_tokens;   /* the same of CONTENT; raised before their text goes out */
     uint64_t reasoning_bytes, content_bytes;
     size_t calls;     /* calls begun */
     bool final_begun; /* a final answer was opened */

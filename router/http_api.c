@@ -22,7 +22,9 @@ static void on_chat(http_api *a, td_http_request *req)
 {
     td_slice body = td_http_request_body(req);
     char date[16];
-    openai_defaults d = {.date = date, .allow_ignore_eos = a->r->cfg->allow_ignore_eos};
+    openai_defaults d = {.date = date,
+                         .allow_ignore_eos = a->r->cfg->allow_ignore_eos,
+                         .vocab = tokenizer_vocab(harmony_tokenizer(a->r->harmony))};
     generation g;
     td_error err = {0};
     td_status st;

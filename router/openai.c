@@ -59,31 +59,12 @@ static td_status take_bool(const cJSON *root, const char *name, bool *out, td_er
 static td_status refuse_unsupported(const cJSON *root, td_error *err)
 {
     int64_t n = 1;
-    double zero = 0;
-    bool off = false;
     const cJSON *v;
     td_status st = take_integer(root, "n", 1, 128, &n, err);
 
     if (st == TD_OK && n != 1)
         st = td_fail_param(err, "n", "n = %lld is not supported: only one answer a request",
                            (long long)n);
-    for (size_t i = 0; st == TD_OK && i < 2; i++) {
-        static const char *const penalties[] = {"frequency_penalty", "presence_penalty"};
-
-        st = take_number(root, penalties[i], -2, 2, &zero, err);
-        if (st == TD_OK && zero != 0)
-            st = td_fail_param(err, penalties[i], "%s other than 0 is not supported", penalties[i]);
-    }
-    if (st == TD_OK)
-        st = take_bool(root, "logprobs", &off, err);
-    if (st == TD_OK && off)
-        st = td_fail_param(err, "logprobs", "logprobs are not supported");
-    v = openai_field(root, "top_logprobs");
-    if (st == TD_OK && v != NULL && !(cJSON_IsNumber(v) && v->valuedouble == 0))
-        st = td_fail_param(err, "top_logprobs", "top_logprobs is not supported");
-    v = openai_field(root, "logit_bias");
-    if (st == TD_OK && v != NULL && !(cJSON_IsObject(v) && v->child == NULL))
-        st = td_fail_param(err, "logit_bias", "logit_bias is not supported");
     v = openai_field(root, "functions");
     if (st == TD_OK && v != NULL)
         st = td_fail_param(err, "functions", "functions is the old form: use tools");
@@ -214,6 +195,94 @@ static td_status take_format(const cJSON *root, td_error *err)
     return TD_OK;
 }
 
+/* A token's id as a member's name: digits without a leading 0, so that no id has two names. -1: it
+ * is none, or not in the vocabulary. */
+static int32_t token_id(const char *name, int32_t vocab)
+{
+    size_t n = strspn(name, "0123456789");
+    long long id;
+
+    if (n == 0 || n > 10 || name[n] != '\0' || (name[0] == '0' && n > 1))
+        return -1;
+    id = strtoll(name, NULL, 10);
+    return id < vocab ? (int32_t)id : -1;
+}
+
+static int by_token(const void *a, const void *b)
+{
+    const td_token_bias *x = a, *y = b;
+
+    return (x->token > y->token) - (x->token < y->token);
+}
+
+static td_status take_bias(const cJSON *root, const openai_defaults *d, generation *g,
+                           td_error *err)
+{
+    const cJSON *o = openai_field(root, "logit_bias"), *v;
+    size_t n;
+
+    if (o == NULL)
+        return TD_OK;
+    if (!cJSON_IsObject(o))
+        return td_fail_param(err, "logit_bias", "logit_bias must be an object, not %s",
+                             openai_type_name(o));
+    n = (size_t)cJSON_GetArraySize(o);
+    if (n > GENERATION_MAX_BIAS)
+        return td_fail_param(err, "logit_bias",
+                             "logit_bias has %zu tokens, at most %d are possible", n,
+                             GENERATION_MAX_BIAS);
+    if (n == 0)
+        return TD_OK;
+    g->bias = calloc(n, sizeof *g->bias);
+    if (g->bias == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for the request");
+    cJSON_ArrayForEach(v, o)
+    {
+        int32_t token = token_id(v->string, d->vocab);
+
+        if (token < 0)
+            return td_fail_param(err, "logit_bias",
+                                 "logit_bias has \"%.40s\": names must be ids of tokens, 0 to %d",
+                                 v->string, d->vocab - 1);
+        if (!cJSON_IsNumber(v) || !(v->valuedouble >= -100 && v->valuedouble <= 100))
+            return td_fail_param(err, "logit_bias",
+                                 "logit_bias of token %d must be a number between -100 and 100",
+                                 token);
+        g->bias[g->n_bias++] = (td_token_bias){token, (float)v->valuedouble};
+    }
+    qsort(g->bias, n, sizeof *g->bias, by_token);
+    for (size_t i = 1; i < n; i++)
+        if (g->bias[i].token == g->bias[i - 1].token)
+            return td_fail_param(err, "logit_bias", "logit_bias has token %d twice",
+                                 g->bias[i].token);
+    return TD_OK;
+}
+
+static td_status take_penalties(const cJSON *root, generation *g, td_error *err)
+{
+    double frequency = 0, presence = 0;
+    td_status st = take_number(root, "frequency_penalty", -2, 2, &frequency, err);
+
+    if (st == TD_OK)
+        st = take_number(root, "presence_penalty", -2, 2, &presence, err);
+    g->frequency = (float)frequency;
+    g->presence = (float)presence;
+    return st;
+}
+
+static td_status take_logprobs(const cJSON *root, generation *g, td_error *err)
+{
+    int64_t top = 0;
+    td_status st = take_bool(root, "logprobs", &g->logprobs, err);
+
+    if (st == TD_OK)
+        st = take_integer(root, "top_logprobs", 0, TD_TOP_LOGPROBS, &top, err);
+    if (st == TD_OK && top > 0 && !g->logprobs)
+        st = td_fail_param(err, "top_logprobs", "top_logprobs needs logprobs: true");
+    g->top_logprobs = (int32_t)top;
+    return st;
+}
+
 static td_status take_limits(const cJSON *root, generation *g, td_error *err)
 {
     int64_t a = 0, b = 0;
@@ -248,6 +317,10 @@ static td_status take_sampling(const cJSON *root, const openai_defaults *d, gene
         st = take_seed(root, g, err);
     if (st == TD_OK)
         st = take_stop(root, g, err);
+    if (st == TD_OK)
+        st = take_penalties(root, g, err);
+    if (st == TD_OK)
+        st = take_bias(root, d, g, err);
     g->temperature = (float)temperature;
     /* The smallest set with mass 0 is the likeliest token: greedy. */
     g->top_p = top_p > 0 ? (float)top_p : 1;
@@ -298,6 +371,8 @@ td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d
         st = take_format(root, err);
     if (st == TD_OK)
         st = openai_take_common(root, d, g, err);
+    if (st == TD_OK) /* /v1/completions has another form of it */
+        st = take_logprobs(root, g, err);
     if (st == TD_OK)
         st = take_bool(root, "continue_final_message", &g->chat.continue_final, err);
     if (st == TD_OK)

@@ -19,6 +19,7 @@ enum {
 typedef struct openai_defaults {
     const char *date; /* for the system message, "YYYY-MM-DD" or "" */
     bool allow_ignore_eos;
+    int32_t vocab; /* ids of logit_bias are below it */
 } openai_defaults;
 
 /* Parse a /v1/chat/completions body. body[n] must be NUL (it is not read as part of the body). *g

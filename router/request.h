@@ -30,6 +30,13 @@ typedef struct request_times {
     char kv_transport[32];
 } request_times;
 
+/* A token of the content and what the model thought of it. */
+typedef struct token_logprobs {
+    int32_t token;
+    td_logprobs logprobs;
+    size_t at; /* where its text begins, within the content */
+} token_logprobs;
+
 /* Where an answer goes: HTTP stream, HTTP body, or gateway. Called on the loop's thread, in this
  * order: on_start once, any number of pieces, then exactly one of on_finish and on_error, after
  * which the request is gone. Any may call request_cancel() on its own request; then nothing more is
@@ -38,6 +45,9 @@ typedef struct answer {
     void (*on_start)(void *user, request *q); /* the first token is there: headers may go out */
     void (*on_reasoning)(void *user, td_slice text);
     void (*on_content)(void *user, td_slice text);
+    /* Tokens of content whose text comes in the next on_content, or that end it without any more;
+     * only where the generation wants it. NULL is fine. */
+    void (*on_logprobs)(void *user, const token_logprobs *list, size_t n);
     void (*on_call_begin)(void *user, size_t index, const char *id, td_slice name);
     void (*on_call_args)(void *user, size_t index, td_slice text);
     void (*on_flush)(void *user); /* end of a batch of pieces: write out now */

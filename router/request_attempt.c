@@ -138,6 +138,8 @@ typedef struct wire_sampling {
     Tandem__Sampling pb;
     Tandem__IdRange ranges[ROUTER_MAX_BANNED + HARMONY_MAX_STOPS];
     Tandem__IdRange *list[ROUTER_MAX_BANNED + HARMONY_MAX_STOPS];
+    int32_t bias_ids[GENERATION_MAX_BIAS];
+    float bias_values[GENERATION_MAX_BIAS];
 } wire_sampling;
 
 static void fill_sampling(const request *q, wire_sampling *s)
@@ -164,6 +166,17 @@ static void fill_sampling(const request *q, wire_sampling *s)
     }
     s->pb.banned = s->list;
     s->pb.n_banned = n;
+    s->pb.presence = q->g.presence;
+    s->pb.frequency = q->g.frequency;
+    for (size_t i = 0; i < q->g.n_bias; i++) {
+        s->bias_ids[i] = q->g.bias[i].token;
+        s->bias_values[i] = q->g.bias[i].bias;
+    }
+    s->pb.bias_ids = s->bias_ids;
+    s->pb.bias_values = s->bias_values;
+    s->pb.n_bias_ids = s->pb.n_bias_values = q->g.n_bias;
+    s->pb.logprobs = q->g.logprobs;
+    s->pb.top_logprobs = q->g.top_logprobs;
 }
 
 static void on_reserved(void *arg, td_status st, bool answered, const Tandem__WorkerReply *reply,
@@ -214,6 +227,10 @@ td_status request_step_reserve(request *q, td_error *err)
     m.stop_ids = q->g.ignore_eos ? NULL : q->r->stop_ids;
     m.n_stop_ids = q->g.ignore_eos ? 0 : q->r->n_stop_ids;
     m.lease_ms = (uint32_t)q->r->cfg->lease_ms;
+    if (q->g.presence != 0 || q->g.frequency != 0) { /* prefill finds them in its tokens */
+        m.answer = q->out.ptr;
+        m.n_answer = q->out.len;
+    }
     q->reserve_sent = td_now_us();
     q->reserved = true; /* from here on it may have pages for us, whatever we hear */
     q->call =

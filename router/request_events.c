@@ -26,11 +26,12 @@ static request *find(router *r, uint64_t id, uint32_t attempt)
 
 /* Tokens of the current attempt, and whether its worker has ended it. */
 static void take_tokens(request *q, uint32_t index, const int32_t *tokens, size_t n,
+                        Tandem__TokenLogprobs *const *logprobs, size_t n_logprobs,
                         Tandem__Finish end)
 {
     td_error err = {0};
     output_state state;
-    td_status st = request_output_tokens(q, index, tokens, n, &state, &err);
+    td_status st = request_output_tokens(q, index, tokens, n, logprobs, n_logprobs, &state, &err);
 
     if (st != TD_OK) {
         request_fail(q, &err, true, false);
@@ -76,7 +77,7 @@ void request_on_tokens(router *r, const Tandem__TokenEvent *e)
         return;
     }
     q->transferred = true; /* it has everything, or it would have no tokens */
-    take_tokens(q, e->index, e->tokens, e->n_tokens, e->finish);
+    take_tokens(q, e->index, e->tokens, e->n_tokens, e->logprobs, e->n_logprobs, e->finish);
 }
 
 void request_on_prefill(router *r, const Tandem__PrefillEvent *e)
@@ -95,7 +96,8 @@ void request_on_prefill(router *r, const Tandem__PrefillEvent *e)
     q->times.prefill_compute_us += e->compute_us;
     q->usage.cached_tokens += e->cached_tokens;
     /* An end in the first token is the decode worker's to say as well; ours comes sooner. */
-    take_tokens(q, e->index, &e->first_token, 1, TANDEM__FINISH__FINISH_NONE);
+    take_tokens(q, e->index, &e->first_token, 1, &e->logprobs, e->logprobs != NULL,
+                TANDEM__FINISH__FINISH_NONE);
 }
 
 void request_on_transfer(router *r, const Tandem__TransferEvent *e)

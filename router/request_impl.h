@@ -4,6 +4,8 @@
 
 #include <uthash.h>
 
+#include "proto/tandem.pb-c.h"
+#include "router/content_logprobs.h"
 #include "router/router.h"
 #include "router/stop_strings.h"
 #include "router/utf8_stream.h"
@@ -61,6 +63,7 @@ struct request {
     td_tokens out;
     harmony_parser *parser;
     stop_strings *stops;
+    content_logprobs logprobs;
     utf8_stream raw_utf8; /* of a raw answer, which has no parser */
     td_buf raw_text;
     bool started; /* on_start was called */
@@ -108,10 +111,12 @@ typedef enum output_state {
 TD_MUST_CHECK td_status request_output_open(request *q, td_error *err);
 void request_output_close(request *q);
 
-/* Take n tokens whose first has number `index`. What is there already is skipped. TD_INTERNAL: a
- * token in between is missing. */
+/* Take n tokens whose first has number `index`; logprobs has n_logprobs. What is there already is
+ * skipped. TD_INTERNAL: a token in between is missing, or logprobs that were asked for. */
 TD_MUST_CHECK td_status request_output_tokens(request *q, uint32_t index, const int32_t *tokens,
-                                              size_t n, output_state *state, td_error *err);
+                                              size_t n, Tandem__TokenLogprobs *const *logprobs,
+                                              size_t n_logprobs, output_state *state,
+                                              td_error *err);
 
 /* Flush what was held back and say how it ended; the finish reason for on_finish. */
 const char *request_output_finish(request *q, harmony_end end);

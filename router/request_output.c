@@ -5,6 +5,27 @@
 #include <stdio.h>
 #include <string.h>
 
+static bool wants_logprobs(const request *q)
+{
+    return q->g.logprobs && !q->g.raw;
+}
+
+static void count_logprobs(request *q)
+{
+    const harmony_stats *s = harmony_parser_stats(q->parser);
+
+    content_logprobs_count(&q->logprobs, s->content_tokens, s->reasoning_tokens);
+}
+
+static void send_logprobs(request *q, bool all)
+{
+    size_t n;
+    const token_logprobs *list = content_logprobs_take(&q->logprobs, all, &n);
+
+    if (n > 0 && q->answer.on_logprobs != NULL)
+        q->answer.on_logprobs(q->user, list, n);
+}
+
 static void on_text(void *user, harmony_kind kind, td_slice text)
 {
     request *q = user;
@@ -17,6 +38,11 @@ static void on_text(void *user, harmony_kind kind, td_slice text)
         return;
     }
     q->stop_string_hit = stop_strings_push(q->stops, text, &ready);
+    if (wants_logprobs(q)) {
+        count_logprobs(q);
+        content_logprobs_text(&q->logprobs, text.len, ready.len);
+        send_logprobs(q, false);
+    }
     if (ready.len > 0)
         q->answer.on_content(q->user, ready);
 }
@@ -82,6 +108,7 @@ void request_output_close(request *q)
     harmony_parser_free(q->parser);
     stop_strings_free(q->stops);
     td_buf_free(&q->raw_text);
+    content_logprobs_free(&q->logprobs);
     q->parser = NULL;
     q->stops = NULL;
 }
@@ -103,6 +130,7 @@ static void take_one(request *q, int32_t token)
 }
 
 td_status request_output_tokens(request *q, uint32_t index, const int32_t *tokens, size_t n,
+                                Tandem__TokenLogprobs *const *logprobs, size_t n_logprobs,
                                 output_state *state, td_error *err)
 {
     *state = OUTPUT_MORE;
@@ -114,6 +142,11 @@ td_status request_output_tokens(request *q, uint32_t index, const int32_t *token
         if (index + i > q->out.len)
             return td_fail(err, TD_INTERNAL, "token %zu came after token %zu", (size_t)index + i,
                            q->out.len);
+        if (wants_logprobs(q) && i >= n_logprobs)
+            return td_fail(err, TD_INTERNAL, "token %u came without its log-probabilities",
+                           (unsigned)(index + i));
+        if (wants_logprobs(q) && !tokenizer_is_special(q->r->tokenizer, tokens[i]))
+            content_logprobs_push(&q->logprobs, tokens[i], logprobs[i]);
         take_one(q, tokens[i]);
         if (q->out.oom)
             return td_fail(err, TD_NOMEM, "no memory for the answer's tokens");
@@ -125,6 +158,10 @@ td_status request_output_tokens(request *q, uint32_t index, const int32_t *token
         over = !q->cancel_wanted &&
                (q->g.raw ? raw_push(q, tokens[i]) : harmony_parse_push(q->parser, tokens[i]));
         q->in_output = false;
+        if (wants_logprobs(q))
+            count_logprobs(q);
+        if (q->logprobs.oom)
+            return td_fail(err, TD_NOMEM, "no memory for the answer's log-probabilities");
         if (q->raw_text.oom)
             return td_fail(err, TD_NOMEM, "no memory for the answer's text");
         if (q->cancel_wanted)
@@ -157,6 +194,10 @@ const char *request_output_finish(request *q, harmony_end end)
     else
         harmony_parse_finish(q->parser, end);
     rest = stop_strings_flush(q->stops);
+    if (wants_logprobs(q) && !q->stop_string_hit && !q->cancel_wanted) {
+        count_logprobs(q);
+        send_logprobs(q, true);
+    }
     if (rest.len > 0 && !q->stop_string_hit && !q->cancel_wanted)
         q->answer.on_content(q->user, rest);
     q->in_output = false;

@@ -434,7 +434,9 @@ static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stre
     gateway *g = known(a, m->gateway_id);
     td_buf body = {0};
     char date[16];
-    openai_defaults d = {.date = date, .allow_ignore_eos = a->r->cfg->allow_ignore_eos};
+    openai_defaults d = {.date = date,
+                         .allow_ignore_eos = a->r->cfg->allow_ignore_eos,
+                         .vocab = tokenizer_vocab(harmony_tokenizer(a->r->harmony))};
     generation gen;
     stream *s;
     td_status st;
@@ -462,6 +464,10 @@ static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stre
                   : openai_parse_chat(body.ptr, body.len, &d, &gen, err);
     if (body.oom)
         generation_init(&gen);
+    if (st == TD_OK && gen.logprobs)
+        st = td_fail_param(err, "logprobs",
+                           "logprobs are not carried by GatewayEvent: ask for them "
+                           "over HTTP");
     td_buf_free(&body);
     if (st == TD_OK)
         st = request_submit(a->r, &gen, s->request_id[0] ? s->request_id : g->id, &callbacks, s,

@@ -15,7 +15,7 @@
 /* The body is copied to a block of its own size, so that a sanitizer sees a read past its NUL. */
 static td_status parse_n(const char *body, size_t n, bool ignore_eos, generation *g, td_error *err)
 {
-    const openai_defaults d = {.date = "2025-06-28", .allow_ignore_eos = ignore_eos};
+    const openai_defaults d = {.date = "2025-06-28", .allow_ignore_eos = ignore_eos, .vocab = 1000};
     char *copy = malloc(n + 1);
     td_status st;
 
@@ -94,6 +94,39 @@ static void test_every_field(void **state)
     assert_true(g.stream && g.include_usage && g.ignore_eos);
     assert_int_equal(g.chat.effort, CHAT_EFFORT_HIGH);
     generation_free(&g);
+}
+
+static void test_what_changes_logits(void **state)
+{
+    generation g;
+    td_error err = {0};
+    td_buf body = {0};
+
+    (void)state;
+    parse_with("\"frequency_penalty\":-2,\"presence_penalty\":1.5,\"logprobs\":true,"
+               "\"top_logprobs\":20,\"logit_bias\":{\"999\":-100,\"0\":100,\"12\":0.5}",
+               &g);
+    assert_true(g.frequency == -2 && g.presence == 1.5f);
+    assert_true(g.logprobs);
+    assert_int_equal(g.top_logprobs, 20);
+    assert_int_equal(g.n_bias, 3);
+    assert_true(g.bias[0].token == 0 && g.bias[0].bias == 100);
+    assert_true(g.bias[1].token == 12 && g.bias[1].bias == 0.5f);
+    assert_true(g.bias[2].token == 999 && g.bias[2].bias == -100);
+    generation_free(&g);
+    parse_with("\"logprobs\":true", &g);
+    assert_true(g.logprobs && g.top_logprobs == 0);
+    generation_free(&g);
+
+    td_buf_str(&body, "{" MESSAGES ",\"logit_bias\":{");
+    for (int i = 0; i < 1025; i++) /* counted before they are looked at */
+        td_buf_fmt(&body, "%s\"%d\":1", i > 0 ? "," : "", i);
+    td_buf_str(&body, "}}");
+    assert_int_equal(parse(body.ptr, &g, &err), TD_INVALID);
+    assert_string_equal(err.param, "logit_bias");
+    assert_non_null(strstr(err.text, "at most 1024"));
+    generation_free(&g);
+    td_buf_free(&body);
 }
 
 /* null is how some clients say "not given": each field must take it. */
@@ -313,12 +346,26 @@ static void test_bad_members(void **state)
         {"\"response_format\":{\"type\":\"xml\"}", "response_format.type", "xml"},
         {"\"n\":2", "n", "one answer"},
         {"\"n\":0", "n", "between 1"},
-        {"\"frequency_penalty\":0.5", "frequency_penalty", "not supported"},
+        {"\"frequency_penalty\":2.5", "frequency_penalty", "between -2"},
+        {"\"frequency_penalty\":\"1\"", "frequency_penalty", "a string"},
         {"\"presence_penalty\":-3", "presence_penalty", "between -2"},
-        {"\"logprobs\":true", "logprobs", "not supported"},
         {"\"logprobs\":1", "logprobs", "a number"},
-        {"\"top_logprobs\":3", "top_logprobs", "not supported"},
-        {"\"logit_bias\":{\"5\":1}", "logit_bias", "not supported"},
+        {"\"top_logprobs\":3", "top_logprobs", "needs logprobs"},
+        {"\"logprobs\":false,\"top_logprobs\":1", "top_logprobs", "needs logprobs"},
+        {"\"logprobs\":true,\"top_logprobs\":21", "top_logprobs", "between 0 and 20"},
+        {"\"logprobs\":true,\"top_logprobs\":1.5", "top_logprobs", "whole"},
+        {"\"logprobs\":true,\"top_logprobs\":true", "top_logprobs", "true or false"},
+        {"\"logit_bias\":[]", "logit_bias", "an array"},
+        {"\"logit_bias\":{\"5\":101}", "logit_bias", "-100 and 100"},
+        {"\"logit_bias\":{\"5\":\"1\"}", "logit_bias", "-100 and 100"},
+        {"\"logit_bias\":{\"5\":null}", "logit_bias", "-100 and 100"},
+        {"\"logit_bias\":{\"1000\":1}", "logit_bias", "0 to 999"},
+        {"\"logit_bias\":{\"99999999999999999999\":1}", "logit_bias", "0 to 999"},
+        {"\"logit_bias\":{\"-1\":1}", "logit_bias", "ids of tokens"},
+        {"\"logit_bias\":{\"05\":1}", "logit_bias", "ids of tokens"},
+        {"\"logit_bias\":{\"\":1}", "logit_bias", "ids of tokens"},
+        {"\"logit_bias\":{\"5 \":1}", "logit_bias", "ids of tokens"},
+        {"\"logit_bias\":{\"5\":1,\"7\":1,\"5\":2}", "logit_bias", "token 5 twice"},
         {"\"functions\":[]", "functions", "tools"},
         {"\"function_call\":\"auto\"", "function_call", "tool_choice"},
         {"\"audio\":{}", "audio", "text"},
@@ -540,13 +587,21 @@ static void test_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),       cmocka_unit_test(test_every_field),
-        cmocka_unit_test(test_null_is_absent), cmocka_unit_test(test_sampling_limits),
-        cmocka_unit_test(test_seeds_exactly),  cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_tools),          cmocka_unit_test(test_bad_members),
-        cmocka_unit_test(test_bad_messages),   cmocka_unit_test(test_bad_json),
-        cmocka_unit_test(test_not_a_nul),      cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_counts),         cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_every_field),
+        cmocka_unit_test(test_what_changes_logits),
+        cmocka_unit_test(test_null_is_absent),
+        cmocka_unit_test(test_sampling_limits),
+        cmocka_unit_test(test_seeds_exactly),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_bad_members),
+        cmocka_unit_test(test_bad_messages),
+        cmocka_unit_test(test_bad_json),
+        cmocka_unit_test(test_not_a_nul),
+        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_damage),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
