@@ -272,6 +272,36 @@ static void test_logprobs_before_a_stop_string(cluster *c)
     }
 }
 
+/* An answer as a client would have it: reasoning, the final channel, the end. Each chunk of a
+ * stream has the values of its own text. */
+static void test_logprobs_are_of_the_content_alone(cluster *c)
+{
+    want w = {.prompt = "What is 12 plus 30?",
+              .plain = true,
+              .max_tokens = 300,
+              .usage = true,
+              .extra = "\"logprobs\":true,\"top_logprobs\":3"};
+
+    if (!model_is_trained())
+        skip();
+    cluster_use_best_weights(c);
+    cluster_simple(c);
+    for (int stream = 0; stream < 2; stream++) {
+        ask a;
+        token_list l;
+
+        w.stream = stream;
+        ask_whole(&a, cluster_port(c), &w);
+        list_tokens(&a, &l);
+        assert_true(a.reasoning.len > 0);
+        assert_non_null(strstr(a.content.ptr, "12 + 30 = 42"));
+        assert_true(l.n > 3 && (double)l.n < ask_usage(&a, "completion_tokens"));
+        check_tokens(&l, &a, 3, true);
+        free_tokens(&l);
+        ask_free(&a);
+    }
+}
+
 /* The worker that has the counts is lost: the next one has them too. */
 static void test_penalties_outlive_a_worker(cluster *c)
 {
@@ -308,7 +338,8 @@ int main(void)
         E2E_SHARED(test_penalties),
         E2E_SHARED(test_logprobs_before_a_stop_string),
     };
-    const struct CMUnitTest lone[] = {E2E_TEST(test_penalties_outlive_a_worker)};
+    const struct CMUnitTest lone[] = {E2E_TEST(test_logprobs_are_of_the_content_alone),
+                                      E2E_TEST(test_penalties_outlive_a_worker)};
     int failed = cmocka_run_group_tests(tests, start_shared, e2e_shared_teardown);
 
     return failed + cmocka_run_group_tests(lone, NULL, NULL);

@@ -1,5 +1,6 @@
 /* The model's interface: refusals, the layer hook, failures of a rank, no allocation in a step. */
 #include <malloc.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -370,6 +371,71 @@ static void test_model_steps_allocate_nothing(void **state)
 }
 #endif
 
+/* Prefill's and decode's, against the logits that the step itself gives. */
+static void same_logprobs(const float *logits, int32_t vocab, int32_t token, const td_logprobs *got)
+{
+    td_logprobs want;
+
+    td_logprobs_of(logits, vocab, token, 7, &want);
+    assert_int_equal(got->n, 7);
+    assert_true(fabsf(got->chosen - want.chosen) < 1e-4f);
+    for (int32_t i = 0; i < want.n; i++) {
+        assert_int_equal(got->id[i], want.id[i]);
+        assert_true(fabsf(got->logprob[i] - want.logprob[i]) < 1e-4f);
+    }
+}
+
+static void test_model_logprobs_are_those_of_its_logits(void **state)
+{
+    enum { PROMPT = 8, ROWS = 3 };
+    fixture f = fixture_open(2, 1, TD_KV_BF16, 64, 4);
+    const td_token_bias bias = {11, 50};
+    td_sampling sampling[ROWS] = {{.logprobs = true, .top_logprobs = 7},
+                                  {.logprobs = true, .top_logprobs = 7, .n_bias = 1, .bias = &bias},
+                                  {.logprobs = false}};
+    float *logits = malloc((size_t)PROMPT * (size_t)f.vocab * sizeof *logits);
+    int32_t tokens[PROMPT], out[ROWS];
+    td_logprobs got[ROWS];
+    td_seq seqs[ROWS];
+    td_error err = {0};
+
+    (void)state;
+    assert_non_null(logits);
+    for (int i = 0; i < PROMPT; i++)
+        tokens[i] = fixture_token(i);
+    for (int i = 0; i < ROWS; i++) {
+        td_prefill_step p = {.tokens = tokens,
+                             .n = PROMPT,
+                             .seq = {.pages = f.pages[i], .n_pages = 1, .ring = (uint32_t)i},
+                             .sampling = &sampling[i],
+                             .logits = logits};
+
+        check_ok(td_model_prefill(f.m, &p, &err), &err);
+        if (i < 2)
+            same_logprobs(logits + (size_t)(PROMPT - 1) * (size_t)f.vocab, f.vocab, p.token,
+                          &p.logprobs);
+        else
+            assert_int_equal(p.logprobs.n, -1);
+        seqs[i] = p.seq;
+        seqs[i].pos = PROMPT;
+    }
+    td_decode_step d = {.n = ROWS,
+                        .seqs = seqs,
+                        .tokens = tokens,
+                        .sampling = sampling,
+                        .logits = logits,
+                        .out = out,
+                        .logprobs = got};
+    check_ok(td_model_decode(f.m, &d, &err), &err);
+    for (int i = 0; i < 2; i++)
+        same_logprobs(logits + (size_t)i * (size_t)f.vocab, f.vocab, out[i], &got[i]);
+    assert_int_equal(got[2].n, -1);
+    assert_int_equal(out[1], 11); /* forced; what the model thought of it is another matter */
+    assert_true(got[1].chosen < got[1].logprob[0]);
+    free(logits);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -378,6 +444,7 @@ int main(void)
         cmocka_unit_test(test_model_hook_runs_on_each_rank_once_a_layer_after_the_rows_are_written),
         cmocka_unit_test(test_model_open_fails_whole_when_a_tensor_cannot_be_read),
         cmocka_unit_test(test_comm_a_rank_that_fails_ends_the_step_for_all),
+        cmocka_unit_test(test_model_logprobs_are_those_of_its_logits),
         cmocka_unit_test(test_model_runs_products_of_every_size_on_each_rank_before_a_step),
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         cmocka_unit_test(test_model_steps_allocate_nothing),

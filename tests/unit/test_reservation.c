@@ -255,6 +255,7 @@ static void test_reservation_refuses_what_it_could_never_hold(void **state)
 {
     fixture f;
     reservation *r;
+    int32_t answer[] = {5, 6};
     td_error err = {0};
 
     (void)state;
@@ -273,8 +274,19 @@ static void test_reservation_refuses_what_it_could_never_hold(void **state)
     f.m.sampling = NULL;
     assert_int_equal(reservation_open(f.t, &f.m, 0, 0, &r, &err), TD_INVALID);
     f.m.sampling = &f.s;
+    f.m.index = 2; /* without penalties nobody asks what they were */
+    f.m.answer = answer;
+    f.m.n_answer = 2;
+    assert_int_equal(reservation_open(f.t, &f.m, 0, 0, &r, &err), TD_INVALID);
+    f.s.presence = 1;
+    answer[1] = INT32_MAX;
+    assert_int_equal(reservation_open(f.t, &f.m, 0, 0, &r, &err), TD_INVALID);
+    answer[1] = 6;
+    f.m.n_answer = 1;
+    assert_int_equal(reservation_open(f.t, &f.m, 0, 0, &r, &err), TD_INVALID);
+    f.m.n_answer = 2;
     for (uint64_t i = 1; i <= 8; i++)
-        open_one(&f, i, 0);
+        assert_int_equal(open_one(&f, i, 0)->generation.sampling.n_counts, 2);
     f.m.request = 99;
     assert_int_equal(reservation_open(f.t, &f.m, 0, 0, &r, &err), TD_BUSY);
     reservations_check(f.t);
