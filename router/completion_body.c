@@ -65,7 +65,7 @@ static td_status take_prompt(const cJSON *root, const tokenizer *t, generation *
 /* What each of these must be where it is given: the value that asks for what happens anyway. */
 static td_status refuse_unsupported(const cJSON *root, td_error *err)
 {
-    enum { NEVER, IS_FALSE, IS_ZERO, IS_ONE, IS_EMPTY };
+    enum { NEVER, IS_FALSE, IS_ONE, IS_EMPTY };
     static const struct {
         const char *name;
         int only;
@@ -77,10 +77,6 @@ static td_status refuse_unsupported(const cJSON *root, td_error *err)
         {"suffix", IS_EMPTY, "text goes on at its end only"},
         {"logprobs", NEVER, "log-probabilities are not given here"},
         {"prompt_logprobs", NEVER, "log-probabilities are not given here"},
-        {"frequency_penalty", IS_ZERO, "only 0 can be had here"},
-        {"presence_penalty", IS_ZERO, "only 0 can be had here"},
-        {"repetition_penalty", IS_ONE, "only 1 can be had here"},
-        {"logit_bias", IS_EMPTY, "no bias can be had here"},
         {"response_format", NEVER, "the answer is raw text"},
         {"prompt_embeds", NEVER, "the prompt is text or token ids"},
         {"messages", NEVER, "this endpoint takes a prompt; /v1/chat/completions takes messages"},
@@ -92,13 +88,8 @@ static td_status refuse_unsupported(const cJSON *root, td_error *err)
 
         switch (v != NULL ? fields[i].only : NEVER) {
         case IS_FALSE: fits = cJSON_IsFalse(v); break;
-        case IS_ZERO: fits = cJSON_IsNumber(v) && v->valuedouble == 0; break;
         case IS_ONE: fits = cJSON_IsNumber(v) && v->valuedouble == 1; break;
-        case IS_EMPTY:
-            fits = cJSON_IsString(v)   ? v->valuestring[0] == '\0'
-                   : cJSON_IsObject(v) ? v->child == NULL
-                                       : false;
-            break;
+        case IS_EMPTY: fits = cJSON_IsString(v) && v->valuestring[0] == '\0'; break;
         default: break;
         }
         if (v != NULL && !fits)
@@ -119,7 +110,6 @@ td_status completion_parse(const char *body, size_t n, const openai_defaults *d,
     st = openai_read_json(body, n, &root, err);
     if (st != TD_OK)
         return st;
-    /* First, so that what the chat form has learned of these does not come into it. */
     st = refuse_unsupported(root, err);
     if (st == TD_OK)
         st = openai_take_common(root, d, g, err);

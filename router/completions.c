@@ -259,7 +259,9 @@ static void submit(router *r, td_http_request *req, generation *g)
 void completions_start(router *r, td_http_request *req)
 {
     td_slice body = td_http_request_body(req);
-    openai_defaults d = {.date = "", .allow_ignore_eos = r->cfg->allow_ignore_eos};
+    openai_defaults d = {.date = "",
+                         .allow_ignore_eos = r->cfg->allow_ignore_eos,
+                         .vocab = tokenizer_vocab(r->tokenizer)};
     generation g;
     td_error err = {0};
     td_status st = completion_parse(body.ptr, body.len, &d, r->tokenizer, &g, &err);

@@ -66,7 +66,7 @@ static void on_done(render_job *work)
     free_job(j);
 }
 
-static tokenize_job *make_job(router *r, td_http_request *req)
+static tokenize_job *make_job(const td_http_request *req)
 {
     td_slice body = td_http_request_body(req);
     tokenize_job *j = calloc(1, sizeof *j);
@@ -97,7 +97,7 @@ static void start(router *r, td_http_request *req,
         chat_answer_error(req, &err, 1);
         return;
     }
-    j = make_job(r, req);
+    j = make_job(req);
     if (j == NULL) {
         td_fail(&err, TD_NOMEM, "no memory for the request");
         chat_answer_error(req, &err, 1);
@@ -109,7 +109,9 @@ static void start(router *r, td_http_request *req,
     router_date(r, j->date);
     memcpy(j->model, m->name, sizeof j->model);
     j->facts = (tokenize_facts){
-        .defaults = {.date = j->date, .allow_ignore_eos = r->cfg->allow_ignore_eos},
+        .defaults = {.date = j->date,
+                     .allow_ignore_eos = r->cfg->allow_ignore_eos,
+                     .vocab = tokenizer_vocab(r->tokenizer)},
         .model = j->model,
         .max_model_len = m->known ? m->max_positions : 0,
     };

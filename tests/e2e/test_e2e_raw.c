@@ -113,6 +113,28 @@ static void test_completion_of_tokens(cluster *c)
     ask_free(&of_tokens);
 }
 
+/* Sampling fields reach the workers: a bias that leaves one token. */
+static void test_completion_takes_a_bias(cluster *c)
+{
+    ask token, a;
+    char extra[128];
+    int id;
+
+    post_whole(&token, c, "/tokenize", "{\"prompt\":\"x\"}");
+    assert_true(member(&token, "count")->valuedouble == 1);
+    id = cJSON_GetArrayItem(member(&token, "tokens"), 0)->valueint;
+    snprintf(extra, sizeof extra, ",\"max_tokens\":5,\"temperature\":0,\"logit_bias\":{\"%d\":100}",
+             id);
+    complete(&a, c, "\"Once upon\"", extra);
+    assert_string_equal(a.content.ptr, "xxxxx");
+    ask_free(&a);
+    ask_free(&token);
+    post_whole(&token, c, "/tokenize",
+               "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"logit_bias\":{\"5\":1}}");
+    assert_int_equal(token.status, 200);
+    ask_free(&token);
+}
+
 static void test_completion_stops_at_a_string(cluster *c)
 {
     ask all, stopped;
@@ -257,19 +279,29 @@ static void test_tokenize_refusals(cluster *c)
     }
 }
 
+/* A megabyte for /tokenize; to be freed. */
+static char *long_body(void)
+{
+    enum { LONG = 1 << 20 };
+    static const char words[] = "The naive cafe of 2+3=5; ";
+    char *body = malloc(LONG + 3), *at;
+
+    assert_non_null(body);
+    at = stpcpy(body, "{\"prompt\":\"");
+    for (size_t i = 0; at < body + LONG; i++)
+        *at++ = words[i % (sizeof words - 1)];
+    strcpy(at, "\"}");
+    return body;
+}
+
 /* Long texts are worked on beside the loop: what comes after them is answered before them, and a
  * client that goes meanwhile leaves nothing behind. */
 static void test_long_texts_hold_up_nobody(cluster *c)
 {
-    enum { LONG = 4 << 20, N = 6 };
-    char *body = malloc(LONG + 16);
+    enum { N = 6 };
+    char *body = long_body();
     ask a[N];
 
-    assert_non_null(body);
-    strcpy(body, "{\"prompt\":\"");
-    for (size_t i = 11; i < LONG; i++)
-        body[i] = " naive cafe\\n2+3=5;"[i % 19 == 11 || i % 19 == 12 ? 3 : i % 19];
-    strcpy(body + LONG, "\"}");
     for (int i = 0; i < N; i++)
         post(&a[i], c, "/tokenize", body);
     ASKS_UNTIL(a[0].ended, a, N);
@@ -285,10 +317,11 @@ static void test_long_texts_hold_up_nobody(cluster *c)
     asks_free(a, N - 2);
 }
 
-/* A router alone can tokenize. It is stopped with work on its hands. */
+/* A router alone can tokenize. It is stopped while its threads have work, and lines of it wait. */
 static void test_tokenize_needs_no_worker(cluster *c)
 {
-    ask a;
+    char *body = long_body();
+    ask a, left[6];
 
     cluster_router(c, "");
     post_whole(&a, c, "/tokenize", "{\"prompt\":\"hi\",\"model\":\"any\"}");
@@ -298,6 +331,51 @@ static void test_tokenize_needs_no_worker(cluster *c)
     post_whole(&a, c, "/v1/completions", "{\"prompt\":\"hi\"}");
     assert_int_equal(a.status, 503);
     ask_free(&a);
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+        post(&left[i], c, "/tokenize", body);
+    ASKS_UNTIL(left[0].ended, left, sizeof left / sizeof *left);
+    asks_free(left, sizeof left / sizeof *left);
+    free(body);
+}
+
+/* The trained model, given the tokens of a conversation, says what it says to that conversation;
+ * control tokens are not shown, and its stop token ends it. */
+static void test_completion_of_a_conversation(cluster *c)
+{
+    static const char question[] =
+        "\"messages\":[{\"role\":\"user\",\"content\":\"What is 2 + 3?\"}]";
+    td_buf body = {0}, text = {0};
+    ask tokens, chat, raw;
+    char *ids;
+
+    if (!model_is_trained())
+        skip();
+    cluster_use_best_weights(c);
+    cluster_simple(c);
+    td_buf_fmt(&body, "{%s,\"temperature\":0,\"max_tokens\":200}", question);
+    post_whole(&tokens, c, "/tokenize", body.ptr);
+    assert_int_equal(tokens.status, 200);
+    ask_post(&chat, cluster_port(c), body.ptr);
+    asks_wait(&chat, 1);
+    ask_assert_good(&chat);
+    ids = cJSON_PrintUnformatted(member(&tokens, "tokens"));
+    td_buf_fmt(&text, "%s%s%s%s", chat.reasoning.len > 0 ? "analysis" : "",
+               chat.reasoning.len > 0 ? chat.reasoning.ptr : "",
+               chat.reasoning.len > 0 ? "assistantfinal" : "final", chat.content.ptr);
+    for (int streamed = 0; streamed < 2; streamed++) {
+        complete(&raw, c, ids,
+                 streamed ? ",\"temperature\":0,\"max_tokens\":200" STREAM
+                          : ",\"temperature\":0,\"max_tokens\":200");
+        assert_string_equal(raw.content.ptr, text.ptr);
+        assert_string_equal(raw.finish, "stop");
+        assert_true(ask_usage(&raw, "completion_tokens") == ask_usage(&chat, "completion_tokens"));
+        ask_free(&raw);
+    }
+    free(ids);
+    td_buf_free(&body);
+    td_buf_free(&text);
+    ask_free(&tokens);
+    ask_free(&chat);
 }
 
 int main(void)
@@ -306,6 +384,7 @@ int main(void)
         E2E_SHARED(test_completion_is_the_same_both_ways),
         E2E_SHARED(test_completion_defaults),
         E2E_SHARED(test_completion_of_tokens),
+        E2E_SHARED(test_completion_takes_a_bias),
         E2E_SHARED(test_completion_stops_at_a_string),
         E2E_SHARED(test_completion_refusals),
         E2E_SHARED(test_completion_ends_with_its_client),
@@ -314,7 +393,10 @@ int main(void)
         E2E_SHARED(test_tokenize_refusals),
         E2E_SHARED(test_long_texts_hold_up_nobody),
     };
-    const struct CMUnitTest alone[] = {E2E_TEST(test_tokenize_needs_no_worker)};
+    const struct CMUnitTest alone[] = {
+        E2E_TEST(test_tokenize_needs_no_worker),
+        E2E_TEST(test_completion_of_a_conversation),
+    };
     int failed = cmocka_run_group_tests(shared, start_shared, e2e_shared_teardown);
 
     return failed + cmocka_run_group_tests(alone, NULL, NULL);

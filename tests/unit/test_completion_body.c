@@ -12,7 +12,7 @@
 #include "tests/unit/harmony_fixture.h"
 
 static const tokenize_facts facts = {
-    .defaults = {.date = "2025-06-28"}, .model = "tiny", .max_model_len = 4096};
+    .defaults = {.date = "2025-06-28", .vocab = 401}, .model = "tiny", .max_model_len = 4096};
 
 /* A block of its own size, so that a sanitizer sees a read past its NUL. */
 static char *copy_of(const char *body)
@@ -93,7 +93,8 @@ static void test_completion_fields(void **state)
         parse("{\"prompt\":\"x\",\"max_tokens\":5,\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,"
               "\"seed\":9,\"stop\":[\"a\",\"b\"],\"stream\":true,"
               "\"stream_options\":{\"include_usage\":true},\"n\":1,\"best_of\":1,\"echo\":false,"
-              "\"suffix\":\"\",\"logprobs\":null,\"frequency_penalty\":0,\"logit_bias\":{},"
+              "\"suffix\":\"\",\"logprobs\":null,\"frequency_penalty\":1.5,\"presence_penalty\":-1,"
+              "\"logit_bias\":{\"7\":-100},"
               "\"model\":\"m\",\"user\":\"u\",\"unknown\":[1]}",
               &g, &err),
         TD_OK);
@@ -101,6 +102,8 @@ static void test_completion_fields(void **state)
     assert_true(g.temperature == 0.5f && g.top_p == 0.25f && g.top_k == 7);
     assert_true(g.has_seed && g.seed == 9);
     assert_int_equal(g.n_stop, 2);
+    assert_true(g.frequency == 1.5f && g.presence == -1);
+    assert_int_equal(g.n_bias, 1);
     assert_true(g.stream && g.include_usage);
     assert_true(td_slice_eq(g.model, TD_SLICE("m")));
     generation_free(&g);
@@ -132,9 +135,9 @@ static void test_completion_names_mistakes(void **state)
         {"{\"prompt\":\"x\",\"echo\":true}", "echo", "not supported"},
         {"{\"prompt\":\"x\",\"suffix\":\"y\"}", "suffix", "not supported"},
         {"{\"prompt\":\"x\",\"logprobs\":0}", "logprobs", "not supported"},
-        {"{\"prompt\":\"x\",\"presence_penalty\":1}", "presence_penalty", "not supported"},
-        {"{\"prompt\":\"x\",\"frequency_penalty\":\"0\"}", "frequency_penalty", "not supported"},
-        {"{\"prompt\":\"x\",\"logit_bias\":{\"5\":1}}", "logit_bias", "not supported"},
+        {"{\"prompt\":\"x\",\"presence_penalty\":3}", "presence_penalty", "between -2 and 2"},
+        {"{\"prompt\":\"x\",\"frequency_penalty\":\"0\"}", "frequency_penalty", "a string"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"401\":1}}", "logit_bias", ""},
         {"{\"prompt\":\"x\",\"messages\":[]}", "messages", "chat"},
         {"{\"prompt\":\"x\",\"max_tokens\":0}", "max_tokens", "between 1"},
         {"{\"prompt\":\"x\",\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\"]}", "stop", "at most 4"},
