@@ -23,11 +23,12 @@ const char *openai_type_name(const cJSON *v)
                                : "something else";
 }
 
-/* Look through the text before anything recursive does: how deep it nests, and whether a string
- * holds an escaped NUL, at which cJSON would cut it without a word. */
+/* Look through the text before anything makes a tree of it: how deep it nests, how many values it
+ * has, and whether a string holds an escaped NUL, at which cJSON would cut it without a word. */
 static td_status scan(const char *body, size_t n, td_error *err)
 {
     bool in_string = false;
+    size_t values = 1;
     int depth = 0;
 
     for (size_t i = 0; i < n; i++) {
@@ -48,11 +49,16 @@ static td_status scan(const char *body, size_t n, td_error *err)
             if (++depth > OPENAI_MAX_DEPTH)
                 return td_fail(err, TD_INVALID, "the body nests deeper than %d levels",
                                OPENAI_MAX_DEPTH);
+            values++; /* the first inside */
+        } else if (c == ',') {
+            values++;
         } else if (c == '}' || c == ']') {
             depth--;
         } else if (c == '\0') {
             return td_fail(err, TD_INVALID, "the body is not JSON: it has a NUL byte at %zu", i);
         }
+        if (values > OPENAI_MAX_VALUES)
+            return td_fail(err, TD_INVALID, "the body has more than %d values", OPENAI_MAX_VALUES);
     }
     return TD_OK;
 }

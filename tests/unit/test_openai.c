@@ -500,6 +500,28 @@ static void fill(td_buf *b, const char *text, size_t times)
         td_buf_str(b, text);
 }
 
+static void test_values(void **state)
+{
+    (void)state;
+    for (int over = 0; over < 2; over++) {
+        td_buf b = {0};
+        generation g;
+        td_error err = {0};
+
+        /* Eight up to the list's first; commas in text do not count. */
+        td_buf_str(&b, "{" MESSAGES ",\"y\":\",,,\",\"x\":[");
+        fill(&b, "1,", OPENAI_MAX_VALUES - 8 + (size_t)over);
+        td_buf_str(&b, "1]}");
+        if (over) {
+            check_bad(b.ptr, b.len, "", "more than 524288 values");
+        } else {
+            assert_int_equal(parse(b.ptr, &g, &err), TD_OK);
+            generation_free(&g);
+        }
+        td_buf_free(&b);
+    }
+}
+
 static void test_depth(void **state)
 {
     static const struct {
@@ -599,6 +621,7 @@ int main(void)
         cmocka_unit_test(test_bad_messages),
         cmocka_unit_test(test_bad_json),
         cmocka_unit_test(test_not_a_nul),
+        cmocka_unit_test(test_values),
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_counts),
         cmocka_unit_test(test_damage),
