@@ -177,7 +177,8 @@ static void test_logprobs_change_nothing(cluster *c)
     ask_free(&with);
 }
 
-/* ---- bias and penalties; ids 0 and 1 are "!" and a quotation mark in every gpt-oss vocabulary
+/* ---- bias and penalties; ids 0, 1 and 2 are "!", a quotation mark and "#" in every vocabulary of
+ * the kind
  * ---- */
 
 static size_t count_of(const ask *a, char what)
@@ -206,38 +207,41 @@ static void test_bias_forces_and_bans(cluster *c)
     ask_free(&a);
 }
 
-/* Two tokens 10 apart: a penalty of 2 each time lets the second catch up with the first after about
- * five, and from then on they take turns. */
+/* Three tokens, 5 apart: a penalty of 2 each time lets the others catch up with the first, and from
+ * then on they take turns; so of the tokens at which a part of 16 begins, not all are the first. */
 static void test_penalties(cluster *c)
 {
     enum { N = 6 };
-    want w = {.max_tokens = 40, .extra = "\"logit_bias\":{\"0\":100,\"1\":90}"};
+    want w = {.max_tokens = 64, .extra = "\"logit_bias\":{\"0\":100,\"1\":95,\"2\":90}"};
     ask alone, together[N], parts;
 
     ask_whole(&alone, cluster_port(c), &w);
     ask_assert_good(&alone);
-    assert_int_equal(count_of(&alone, '!'), 40);
+    assert_int_equal(count_of(&alone, '!'), 64);
     ask_free(&alone);
 
-    w.extra = "\"logit_bias\":{\"0\":100,\"1\":90},\"presence_penalty\":-2";
+    w.extra = "\"logit_bias\":{\"0\":100,\"1\":95,\"2\":90},\"presence_penalty\":-2";
     ask_whole(&alone, cluster_port(c), &w);
     ask_assert_good(&alone);
-    assert_int_equal(count_of(&alone, '!'), 40);
+    assert_int_equal(count_of(&alone, '!'), 64);
     ask_free(&alone);
 
-    w.extra = "\"logit_bias\":{\"0\":100,\"1\":90},\"frequency_penalty\":2";
+    w.extra = "\"logit_bias\":{\"0\":100,\"1\":95,\"2\":90},\"frequency_penalty\":2";
     ask_whole(&alone, cluster_port(c), &w);
     ask_assert_good(&alone);
     assert_int_equal(alone.content.ptr[0], '!');
-    assert_int_equal(count_of(&alone, '!') + count_of(&alone, '"'), 40);
-    assert_in_range(count_of(&alone, '!') - count_of(&alone, '"'), 1, 10);
+    assert_int_equal(count_of(&alone, '!') + count_of(&alone, '"') + count_of(&alone, '#'), 64);
+    assert_in_range(count_of(&alone, '#'), 8, 21);
+    assert_in_range(count_of(&alone, '!') - count_of(&alone, '#'), 1, 12);
+    assert_true(alone.content.ptr[16] != '!' || alone.content.ptr[32] != '!' ||
+                alone.content.ptr[48] != '!');
     ask_whole(&parts, few_at_a_time->port, &w); /* each part knows what came before it */
     ask_assert_same(&alone, &parts);
     for (size_t i = 0; i < N; i++) {
         want other = w;
 
         if (i % 2 == 1)
-            other.extra = "\"logit_bias\":{\"0\":100,\"1\":90}";
+            other.extra = "\"logit_bias\":{\"0\":100,\"1\":95,\"2\":90}";
         other.stream = i % 4 == 0;
         ask_chat(&together[i], cluster_port(c), &other);
     }
@@ -245,7 +249,7 @@ static void test_penalties(cluster *c)
     for (size_t i = 0; i < N; i += 2)
         ask_assert_same(&alone, &together[i]);
     for (size_t i = 1; i < N; i += 2)
-        assert_int_equal(count_of(&together[i], '!'), 40);
+        assert_int_equal(count_of(&together[i], '!'), 64);
     asks_free(together, N);
     ask_free(&parts);
     ask_free(&alone);

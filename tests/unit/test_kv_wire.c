@@ -366,17 +366,19 @@ static void test_kv_wire_works_within_one_process(void **state)
     one_process *o = one_start(NULL, 1);
     td_kv_push_params a = one_params(o, 0);
     const kv_expect landed = KV_LANDED;
+    const td_logprobs logprobs = {.n = 1, .chosen = -2, .id = {6}, .logprob = {-0.5f}};
     td_kv_push *push;
 
     assert_int_equal(td_kv_push_open(&o->source, 1, &a, &push, NULL), TD_OK);
     for (int32_t layer = 0; layer < o->w.src.n_layers; layer++)
         td_kv_push_layer(push, 0, layer, 0, a.n_tokens, NULL);
-    td_kv_push_finish(push, TD_OK, 5, 0, NULL);
+    td_kv_push_finish(push, TD_OK, 5, 0, &logprobs);
     td_kv_push_free(push); /* on_done comes all the same */
     one_wait(o, &o->n_done, 1);
     one_wait(o, &o->n_notices, 1);
     assert_int_equal(o->status, TD_OK);
     assert_int_equal(o->notice.first_token, 5);
+    assert_memory_equal(&o->notice.logprobs, &logprobs, sizeof logprobs);
     td_kv_sink_settle(o->sink);
     assert_int_equal(kv_world_check(&o->w, &o->dst, &landed), 0);
     one_stop(o);
