@@ -134,7 +134,8 @@ static int32_t put_list(int32_t *lists, int32_t *used, const void *pairs, int32_
 {
     int32_t at = *used;
 
-    memcpy(lists + 2 * at, pairs, (size_t)n * 8);
+    if (n > 0)
+        memcpy(lists + 2 * at, pairs, (size_t)n * 8);
     *used += n;
     return at;
 }
@@ -451,6 +452,8 @@ static void draws_follow(harness *h, int32_t V, td_sampling s)
 
 static void test_sample_follows_the_exact_probabilities(void **state)
 {
+    if (HARNESS_FEW)
+        skip();
     draws_follow(*state, 300, (td_sampling){.temperature = 1, .top_p = 1, .seed = 7});
     draws_follow(*state, 500, (td_sampling){.temperature = 2, .top_p = 0.9f, .seed = 8});
     draws_follow(*state, 500,
