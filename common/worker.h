@@ -35,7 +35,7 @@ typedef struct td_worker_options {
     uint32_t threads;        /* over all ranks: td_dev_options.threads; 0: all usable cores */
     int32_t kv_dtype;        /* td_kv_dtype */
     int32_t kv_transport;    /* td_kv_transport of common/kv_wire.h: auto, shm, tcp */
-    int64_t step_timeout_ms; /* a step that takes longer is a device that hangs; 0: never */
+    int64_t step_timeout_ms; /* see td_worker_step_timeout_ms() */
     int64_t fault_step;      /* for fault tests: see the option */
     char *listen;            /* RPC, tcp://host:port; port 0 picks one */
     char *advertise;         /* URL that routers dial; "": what listen bound */
@@ -125,12 +125,11 @@ extern const char *const td_backend_words[],
         {"step-timeout", \
          TD_OPT_DURATION_MS, \
          offsetof(T, worker.step_timeout_ms), \
-         "30s", \
+         "0", \
          0, \
-         3600000, \
+         86400000, \
          "A step that takes longer than this is a device that hangs: the worker logs it and " \
-         "exits " \
-         "with code 4. 0: wait for ever.", \
+         "exits with code 4. 0: 30s on a GPU; never on the CPU, where long prompts take longer.", \
          NULL}, \
         {"fault-step", \
          TD_OPT_I64, \
@@ -254,11 +253,15 @@ typedef struct td_model_identity {
 /* What a role needs of its model. */
 typedef struct td_worker_needs {
     Tandem__Role role;
-    const char *kv_memory; /* --kv-memory: bytes, all ranks together, or "auto" */
-    uint32_t rings;        /* requests that hold KV at once */
-    uint32_t chunk;        /* positions that are written before they attend; decode: 1 */
-    int32_t max_tokens;    /* of one step */
+    const char *kv_memory;  /* --kv-memory: bytes, all ranks together, or "auto" */
+    uint32_t rings;         /* requests that hold KV at once */
+    uint32_t chunk;         /* positions that are written before they attend; decode: 1 */
+    int32_t max_tokens;     /* of one step */
+    struct td_watch *watch; /* for the self-test, which is a step */
 } td_worker_needs;
+
+/* --step-timeout, or what suits the backend; 0: never. */
+int64_t td_worker_step_timeout_ms(const td_worker_options *opt);
 
 /* --kv-memory where it says auto and the backend's memory is the host's. */
 #define TD_WORKER_KV_AUTO_BYTES ((uint64_t)256 << 20)

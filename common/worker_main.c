@@ -16,6 +16,11 @@ static void on_signal(void *user, int signo)
         _exit(0); /* still loading: nobody waits for anything */
 }
 
+int td_worker_exit_code(td_status st)
+{
+    return st == TD_OK ? 0 : st == TD_INVALID ? 2 : st == TD_DEVICE ? TD_EXIT_DEVICE : 1;
+}
+
 int td_worker_main(const td_worker_program *p, int argc, char **argv)
 {
     td_config_action action;
@@ -43,5 +48,5 @@ int td_worker_main(const td_worker_program *p, int argc, char **argv)
                   err.param[0] ? ": " : "", err.text);
     td_metrics_free(metrics);
     td_config_free(p->options, p->n_options, p->config);
-    return st == TD_OK ? 0 : st == TD_INVALID ? 2 : st == TD_DEVICE ? TD_EXIT_DEVICE : 1;
+    return td_worker_exit_code(st);
 }

@@ -23,6 +23,9 @@ typedef struct td_worker_program {
     bool (*drain)(void);
 } td_worker_program;
 
+/* For serve() having returned st. */
+int td_worker_exit_code(td_status st);
+
 int td_worker_main(const td_worker_program *program, int argc, char **argv);
 
 #endif

@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/kv_wire.h"
 #include "common/worker_impl.h"
+#include "common/worker_watch.h"
 
 /* "a/b/tandem-tiny/" -> "tandem-tiny" */
 static void folder_name(const char *path, char *out, size_t cap)
@@ -25,16 +26,27 @@ static void folder_name(const char *path, char *out, size_t cap)
     snprintf(out, cap, "%.*s", (int)(end - start), path + start);
 }
 
+int64_t td_worker_step_timeout_ms(const td_worker_options *opt)
+{
+    if (opt->step_timeout_ms > 0 || strcmp(td_backend_words[opt->backend], "cpu") == 0)
+        return opt->step_timeout_ms;
+    return 30 * 1000;
+}
+
 /* The first run of every kernel on every rank, and a token that is one. */
-static td_status self_test(td_model *m, td_error *err)
+static td_status self_test(td_model *m, td_watch *watch, td_error *err)
 {
     int32_t prompt = 0;
     uint32_t page = 0;
     td_sampling greedy = {.top_p = 1};
     td_prefill_step step = {
         .tokens = &prompt, .n = 1, .seq = {.pages = &page, .n_pages = 1}, .sampling = &greedy};
+    td_status st;
 
-    if (td_model_prefill(m, &step, err) != TD_OK)
+    td_watch_begin_first(watch, "self-test", 1);
+    st = td_model_prefill(m, &step, err);
+    td_watch_end(watch);
+    if (st != TD_OK)
         return td_wrap(err, "self-test");
     if (step.token < 0 || step.token >= td_model_config_of(m)->vocab)
         return td_fail(err, TD_INTERNAL,
@@ -258,7 +270,7 @@ td_status td_worker_load_model(const td_worker_options *opt, const td_worker_nee
     st = td_model_open(ckpt, &cfg, &mo, model, err);
     if (st == TD_OK) {
         t2 = td_now_us();
-        st = self_test(*model, err);
+        st = self_test(*model, needs->watch, err);
         if (st != TD_OK)
             td_model_close(*model);
     }

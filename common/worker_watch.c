@@ -8,12 +8,15 @@
 #include "common/clock.h"
 #include "common/log.h"
 
+enum { FIRST_US = 60 * 1000 * 1000 };
+
 struct td_watch {
     pthread_t thread;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
-    td_usec timeout;
+    td_usec timeout; /* 0: never */
     td_usec began;   /* of the step that runs; 0: none does */
+    td_usec allowed; /* what it may take; not less than timeout */
     td_usec look_at; /* when the thread looks next: no wake-up per step */
     td_usec leave_at;
     int leave_code;
@@ -33,7 +36,7 @@ static void end_process(const td_watch *w, td_usec now)
               "exit=%d step=%s n=%d after_ms=%lld timeout_ms=%lld "
               "what=\"the device does not answer\"",
               TD_EXIT_HANG, w->what, w->n, (long long)((now - w->began) / TD_USEC_PER_MSEC),
-              (long long)(w->timeout / TD_USEC_PER_MSEC));
+              (long long)(w->allowed / TD_USEC_PER_MSEC));
     _exit(TD_EXIT_HANG);
 }
 
@@ -44,12 +47,14 @@ static void *watch_main(void *arg)
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         td_usec now = td_now_us();
-        bool hangs = w->began != 0 && w->timeout > 0 && now - w->began >= w->timeout;
+        bool hangs = w->began != 0 && w->timeout > 0 && now - w->began >= w->allowed;
 
         if (hangs || now >= w->leave_at)
             end_process(w, now);
         /* A step that begins after this look ends its time after the next one at the earliest. */
-        w->look_at = w->timeout > 0 ? (w->began != 0 ? w->began : now) + w->timeout : TD_USEC_NEVER;
+        w->look_at = w->timeout > 0 ? now + w->timeout : TD_USEC_NEVER;
+        if (w->timeout > 0 && w->began != 0 && w->began + w->allowed < w->look_at)
+            w->look_at = w->began + w->allowed;
         if (w->leave_at < w->look_at)
             w->look_at = w->leave_at;
         if (w->look_at == TD_USEC_NEVER) {
@@ -102,13 +107,24 @@ void td_watch_stop(td_watch *w)
     free(w);
 }
 
-void td_watch_begin(td_watch *w, const char *what, int32_t n)
+static void begin(td_watch *w, const char *what, int32_t n, td_usec allowed)
 {
     pthread_mutex_lock(&w->lock);
     w->began = td_now_us();
+    w->allowed = allowed;
     w->what = what;
     w->n = n;
     pthread_mutex_unlock(&w->lock);
+}
+
+void td_watch_begin(td_watch *w, const char *what, int32_t n)
+{
+    begin(w, what, n, w->timeout);
+}
+
+void td_watch_begin_first(td_watch *w, const char *what, int32_t n)
+{
+    begin(w, what, n, w->timeout > FIRST_US ? w->timeout : FIRST_US);
 }
 
 void td_watch_end(td_watch *w)

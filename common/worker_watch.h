@@ -28,6 +28,9 @@ void td_watch_stop(td_watch *w); /* NULL is fine */
  * copied. */
 void td_watch_begin(td_watch *w, const char *what, int32_t n);
 void td_watch_end(td_watch *w);
+/* The same around what a process does for the first time: a minute at least, as libraries load
+ * their kernels. */
+void td_watch_begin_first(td_watch *w, const char *what, int32_t n);
 
 /* A step has failed: the process ends in ms at the latest, with exit_code if it did not end by
  * itself until then, whatever the device still blocks. */

@@ -40,24 +40,28 @@ static td_status serve(td_metrics *metrics, td_error *err)
     td_worker *worker = NULL;
     td_watch *watch = NULL;
     td_kv_wire_options wo = {0};
-    const td_worker_needs needs = {.role = TANDEM__ROLE__ROLE_DECODE,
-                                   .kv_memory = cfg.kv_memory,
-                                   .rings = cfg.max_reservations,
-                                   .chunk = 1,
-                                   .max_tokens = (int32_t)cfg.max_batch};
+    td_worker_needs needs = {.role = TANDEM__ROLE__ROLE_DECODE,
+                             .kv_memory = cfg.kv_memory,
+                             .rings = cfg.max_reservations,
+                             .chunk = 1,
+                             .max_tokens = (int32_t)cfg.max_batch};
     td_status st;
 
     st = td_worker_kv_wire(&cfg.worker, &wo, err);
     if (st == TD_OK)
-        st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
+        st = td_watch_start(td_worker_step_timeout_ms(&cfg.worker), &watch, err);
+    needs.watch = watch;
     if (st == TD_OK)
+        st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
+    if (st == TD_OK) {
+        td_watch_begin_first(watch, "warm-up", 0);
         st = td_model_warm_up(model, err);
+        td_watch_end(watch);
+    }
     if (st == TD_OK)
         st = engine_create(&cfg, model, metrics, &e, err);
     if (st == TD_OK)
         st = open_sink(&wo, model, e, &sink, err);
-    if (st == TD_OK)
-        st = td_watch_start(cfg.worker.step_timeout_ms, &watch, err);
     if (st == TD_OK)
         st = td_metrics_check(metrics, err);
     if (st == TD_OK)
@@ -67,9 +71,9 @@ static td_status serve(td_metrics *metrics, td_error *err)
         engine_attach(e, worker, sink, watch);
         atomic_store(&running, e);
         st = engine_run(e, err);
-        if (st != TD_OK)
-            td_watch_leave(watch, TD_LEAVE_MS, st == TD_DEVICE ? TD_EXIT_DEVICE : 1);
     }
+    if (st != TD_OK && watch != NULL) /* what closes things must not wait for a device for ever */
+        td_watch_leave(watch, TD_LEAVE_MS, td_worker_exit_code(st));
     /* Callbacks first, then what they post to; the sink before the pages that it lets others write.
      */
     atomic_store(&running, NULL);

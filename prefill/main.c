@@ -62,13 +62,14 @@ static td_status serve(td_metrics *metrics, td_error *err)
     wo.stall_us = cfg.kv_stall_ms * TD_USEC_PER_MSEC;
     wo.fail_put_number = (uint32_t)cfg.fault_put;
     if (st == TD_OK)
+        st = td_watch_start(td_worker_step_timeout_ms(&cfg.worker), &watch, err);
+    needs.watch = watch;
+    if (st == TD_OK)
         st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
     if (st == TD_OK)
         st = prefill_engine_create(&cfg, model, metrics, &e, err);
     if (st == TD_OK)
         st = open_sources(&wo, model, sources, &n_sources, err);
-    if (st == TD_OK)
-        st = td_watch_start(cfg.worker.step_timeout_ms, &watch, err);
     if (st == TD_OK)
         st = td_metrics_check(metrics, err);
     if (st == TD_OK)
@@ -78,9 +79,9 @@ static td_status serve(td_metrics *metrics, td_error *err)
         prefill_engine_attach(e, worker, sources, n_sources, watch);
         atomic_store(&running, e);
         st = prefill_engine_run(e, err);
-        if (st != TD_OK)
-            td_watch_leave(watch, TD_LEAVE_MS, st == TD_DEVICE ? TD_EXIT_DEVICE : 1);
     }
+    if (st != TD_OK && watch != NULL) /* what closes things must not wait for a device for ever */
+        td_watch_leave(watch, TD_LEAVE_MS, td_worker_exit_code(st));
     /* Sources end their transfers, which read from the model's memory and report to the engine. */
     atomic_store(&running, NULL);
     for (int32_t i = 0; i < n_sources; i++)

@@ -12,7 +12,7 @@
 #include "common/clock.h"
 #include "common/worker_watch.h"
 
-enum { TIMEOUT_MS = 50, LIVES = 0, BROKEN = 99, TEST_LIMIT_S = 60 };
+enum { TIMEOUT_MS = 50, LIVES = 0, BROKEN = 99, TEST_LIMIT_S = 30 };
 
 static td_watch *start(int64_t timeout_ms)
 {
@@ -75,6 +75,20 @@ static void a_later_step_hangs(void)
     hang();
 }
 
+/* The first one may take longer, and its patience is not the next one's. */
+static void a_step_after_the_first_hangs(void)
+{
+    td_watch *w = start(TIMEOUT_MS);
+    td_usec until = td_now_us() + 3 * TIMEOUT_MS * TD_USEC_PER_MSEC;
+
+    td_watch_begin_first(w, "test", 0);
+    while (td_now_us() < until)
+        ;
+    td_watch_end(w);
+    td_watch_begin(w, "test", 1);
+    hang();
+}
+
 /* Many steps, then none for longer than one may take. The timeout is far above a step on any
  * machine. */
 static void many_steps(void)
@@ -113,6 +127,7 @@ static void test_watch_ends_a_process_whose_step_hangs(void **state)
     (void)state;
     check_ends(one_step_hangs, TD_EXIT_HANG, TIMEOUT_MS);
     check_ends(a_later_step_hangs, TD_EXIT_HANG, 5 * TIMEOUT_MS / 2);
+    check_ends(a_step_after_the_first_hangs, TD_EXIT_HANG, 4 * TIMEOUT_MS);
 }
 
 static void test_watch_leaves_steps_alone_that_end(void **state)
