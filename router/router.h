@@ -47,6 +47,7 @@ struct router {
     uint64_t next_id;
     struct tokenize_job *tokenizing; /* utlist: of tokenize_api.c */
     uint32_t n_tokenizing;
+    size_t tokenizing_bytes; /* of their bodies */
     td_timer *timer; /* deadlines of requests */
     bool draining;
     td_loop_fn on_idle; /* draining, and the last request has gone */

@@ -11,6 +11,10 @@
 #include "router/chat_answer.h"
 #include "router/tokenize_body.h"
 
+/* Bodies that wait for a thread or have one, in largest bodies: more are refused, or a burst of
+ * long texts would fill the memory while two threads work on them. */
+enum { MAX_LARGEST = 8 };
+
 typedef struct tokenize_job {
     render_job work;
     router *r;
@@ -56,6 +60,7 @@ static void on_done(render_job *work)
 
     DL_DELETE(j->r->tokenizing, j);
     j->r->n_tokenizing--;
+    j->r->tokenizing_bytes -= j->body.len;
     if (j->req != NULL) {
         td_http_request_on_close(j->req, NULL, NULL);
         if (work->status != TD_OK)
@@ -91,9 +96,10 @@ static void start(router *r, td_http_request *req,
     tokenize_job *j;
     td_error err = {0};
 
-    if (r->n_tokenizing >= r->admission.max_requests) {
-        td_fail(&err, TD_BUSY, "the server is full: %u texts wait for the tokenizer",
-                r->n_tokenizing);
+    if (r->n_tokenizing >= r->admission.max_requests ||
+        r->tokenizing_bytes + td_http_request_body(req).len > MAX_LARGEST * r->cfg->max_body) {
+        td_fail(&err, TD_BUSY, "the server is full: %u texts of %zu bytes are with its tokenizers",
+                r->n_tokenizing, r->tokenizing_bytes);
         chat_answer_error(req, &err, 1);
         return;
     }
@@ -119,6 +125,7 @@ static void start(router *r, td_http_request *req,
     j->work.done = on_done;
     DL_APPEND(r->tokenizing, j);
     r->n_tokenizing++;
+    r->tokenizing_bytes += j->body.len;
     td_http_request_on_close(req, on_close, j);
     render_pool_submit(r->pool, &j->work);
 }
@@ -143,4 +150,5 @@ void tokenize_free_all(router *r)
         free_job(j);
     }
     r->n_tokenizing = 0;
+    r->tokenizing_bytes = 0;
 }

@@ -1,6 +1,7 @@
 /* tokenize_api: POST /tokenize and POST /detokenize. Reading the body, tokenizing and writing the
- * answer all happen on the render pool; as many at a time as the router takes requests. They need
- * no worker. On the loop's thread. */
+ * answer all happen on the render pool: as many at a time as the router takes requests, and as much
+ * as eight bodies of the largest size; more are a 429. They need no worker. On the loop's thread.
+ */
 #ifndef TANDEM_ROUTER_TOKENIZE_API_H
 #define TANDEM_ROUTER_TOKENIZE_API_H
 

@@ -338,6 +338,34 @@ static void test_tokenize_needs_no_worker(cluster *c)
     free(body);
 }
 
+/* More long texts than the router holds at a time: those that it does not take are told so, and
+ * afterwards it takes one again. */
+static void test_tokenize_has_bounds(cluster *c)
+{
+    enum { N = 12 };
+    char *body = long_body();
+    size_t n_good = 0;
+    ask a[N];
+
+    cluster_router(c, "--max-body 1100000 --render-threads 1");
+    for (size_t i = 0; i < N; i++)
+        post(&a[i], c, "/tokenize", body);
+    asks_wait(a, N);
+    for (size_t i = 0; i < N; i++) {
+        if (a[i].status != 200) {
+            assert_int_equal(a[i].status, 429);
+            assert_string_equal(ask_header(&a[i], "Retry-After"), "1");
+        }
+        n_good += a[i].status == 200;
+    }
+    assert_true(n_good >= 8);
+    asks_free(a, N);
+    post_whole(&a[0], c, "/tokenize", body);
+    assert_int_equal(a[0].status, 200);
+    ask_free(&a[0]);
+    free(body);
+}
+
 /* The trained model, given the tokens of a conversation, says what it says to that conversation;
  * control tokens are not shown, and its stop token ends it. */
 static void test_completion_of_a_conversation(cluster *c)
@@ -395,6 +423,7 @@ int main(void)
     };
     const struct CMUnitTest alone[] = {
         E2E_TEST(test_tokenize_needs_no_worker),
+        E2E_TEST(test_tokenize_has_bounds),
         E2E_TEST(test_completion_of_a_conversation),
     };
     int failed = cmocka_run_group_tests(shared, start_shared, e2e_shared_teardown);

@@ -297,6 +297,49 @@ static void test_tokenize_names_mistakes(void **state)
     }
 }
 
+/* Every beginning of a good body, and every body with one byte changed, ends in a clean yes or no.
+ */
+static void test_damage(void **state)
+{
+    static const char *const bodies[] = {
+        "{\"prompt\":[[287,1e2]],\"max_tokens\":3,\"stop\":[\"x\"],\"echo\":false,\"n\":1}",
+        "{\"prompt\":\"h\\u00e9\",\"suffix\":\"\",\"logit_bias\":{\"7\":1},\"model\":\"tiny\"}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"return_token_strs\":true}",
+        "{\"tokens\":[287,195,10],\"model\":\"tiny\"}",
+    };
+    static const char with[] = "\"\\{}[],:0-\x01\xff";
+    static const answer_fn fns[] = {tokenize_text, tokenize_back};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        size_t n = strlen(bodies[i]);
+
+        /* k 0: cut before `at`; otherwise with[k - 1] in its place. */
+        for (size_t at = 0; at < n; at++) {
+            for (size_t k = 0; k < sizeof with; k++) {
+                char *copy = copy_of(bodies[i]);
+                generation g;
+                td_error err = {0};
+                td_status st;
+
+                copy[at] = k == 0 ? '\0' : with[k - 1];
+                st = parse(copy, &g, &err);
+                assert_true((st == TD_OK) == (err.text[0] == '\0'));
+                generation_free(&g);
+                for (size_t f = 0; f < sizeof fns / sizeof *fns; f++) {
+                    td_buf out = {0};
+                    td_error e = {0};
+
+                    st = fns[f](copy, strlen(copy), &facts, fixture_harmony(), &out, &e);
+                    assert_true((st == TD_OK) == (e.text[0] == '\0'));
+                    td_buf_free(&out);
+                }
+                free(copy);
+            }
+        }
+    }
+}
+
 static int close_fixture(void **state)
 {
     (void)state;
@@ -316,6 +359,7 @@ int main(void)
         cmocka_unit_test(test_tokenize_messages_as_the_chat_endpoint),
         cmocka_unit_test(test_detokenize),
         cmocka_unit_test(test_tokenize_names_mistakes),
+        cmocka_unit_test(test_damage),
     };
 
     return cmocka_run_group_tests(tests, NULL, close_fixture);
