@@ -13,7 +13,7 @@ typedef struct ask_config {
     char *router, *system, *date, *body;
     int32_t effort;
     bool weather, table;
-    uint32_t max_tokens;
+    uint32_t max_tokens, logprobs;
     double temperature;
     uint64_t seed;
     int64_t timeout_ms;
@@ -37,6 +37,11 @@ static const td_option options[] = {
     {"temperature", TD_OPT_F64, offsetof(ask_config, temperature), "0", 0, 2,
      "0 always takes the likeliest token.", NULL},
     {"seed", TD_OPT_U64, offsetof(ask_config, seed), "0", 0, 0, "Picks one of the answers.", NULL},
+    {"logprobs", TD_OPT_U32, offsetof(ask_config, logprobs), "0", 0, 20,
+     "After the answer, its tokens with their probabilities and this many of the likeliest in "
+     "their "
+     "place.",
+     NULL},
     {"table", TD_OPT_BOOL, offsetof(ask_config, table), "true", 0, 0,
      "Print the timing table after the answer.", NULL},
     {"timeout", TD_OPT_DURATION_MS, offsetof(ask_config, timeout_ms), "60s", 1, 86400000,
@@ -62,6 +67,8 @@ static void build_body(const ask_config *c, const char *question, td_buf *b)
     td_buf_fmt(b,
                "],\"reasoning_effort\":\"%s\",\"max_tokens\":%u,\"temperature\":%g,\"seed\":%llu",
                effort_words[c->effort], c->max_tokens, c->temperature, (unsigned long long)c->seed);
+    if (c->logprobs > 0)
+        td_buf_fmt(b, ",\"logprobs\":true,\"top_logprobs\":%u", c->logprobs);
     if (c->weather)
         td_buf_str(b, ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\","
                       "\"description\":\"Get the current weather in a city.\",\"parameters\":{"
@@ -109,6 +116,29 @@ static void print_text(td_slice t)
     fflush(stdout);
 }
 
+/* `"token" -0.12`, in JSON's spelling; a part of a character as its bytes. */
+static void add_token(td_buf *b, const gateway_token *t)
+{
+    td_buf_byte(b, '"');
+    if (td_utf8_valid(t->text.ptr, t->text.len, &(size_t){0}))
+        td_buf_json(b, t->text.ptr, t->text.len);
+    else
+        for (size_t i = 0; i < t->text.len; i++)
+            td_buf_fmt(b, "\\x%02x", (unsigned)(unsigned char)t->text.ptr[i]);
+    td_buf_fmt(b, "\" %.3f", (double)t->logprob);
+}
+
+static void add_logprobs(td_buf *b, const gateway_event *e)
+{
+    td_buf_str(b, "  ");
+    add_token(b, &e->token);
+    for (size_t i = 0; i < e->n_top; i++) {
+        td_buf_str(b, i == 0 ? "  of " : ", ");
+        add_token(b, &e->top[i]);
+    }
+    td_buf_byte(b, '\n');
+}
+
 static void print_table(const gateway_event *e)
 {
     double itl = e->completion_tokens > 1
@@ -134,12 +164,13 @@ static td_status show(gateway *g, const ask_config *c, td_error *err)
 {
     screen s = {.color = isatty(STDOUT_FILENO), .shown = GATEWAY_FINISHED};
     gateway_event e;
+    td_buf tokens = {0};
+    td_status st;
 
     for (;;) {
-        td_status st = gateway_next(g, td_now_us() + c->timeout_ms * TD_USEC_PER_MSEC, &e, err);
-
+        st = gateway_next(g, td_now_us() + c->timeout_ms * TD_USEC_PER_MSEC, &e, err);
         if (st != TD_OK)
-            return st;
+            break;
         switch (e.kind) {
         case GATEWAY_REASONING:
             heading(&s, e.kind, "analysis");
@@ -156,17 +187,27 @@ static td_status show(gateway *g, const ask_config *c, td_error *err)
             printf(" ");
             break;
         case GATEWAY_ARGUMENTS: print_text(e.text); break;
+        case GATEWAY_TOKEN: add_logprobs(&tokens, &e); break;
         case GATEWAY_FINISHED:
             printf("%s\n", s.color ? "\033[0m" : "");
+            if (tokens.len > 0)
+                printf("\n%.*s", (int)tokens.len, tokens.ptr);
             if (c->table)
                 print_table(&e);
-            return TD_OK;
+            break;
         case GATEWAY_FAILED:
             printf("%s\n", s.color ? "\033[0m" : "");
-            return td_fail(err, e.status, "%.*s", (int)(e.text.len < 400 ? e.text.len : 400),
-                           e.text.ptr);
+            st = td_fail(err, e.status, "%.*s", (int)(e.text.len < 400 ? e.text.len : 400),
+                         e.text.ptr);
+            break;
         }
+        if (st != TD_OK || e.kind == GATEWAY_FINISHED)
+            break;
     }
+    if (st == TD_OK && tokens.oom)
+        st = td_fail(err, TD_NOMEM, "no memory for the log-probabilities");
+    td_buf_free(&tokens);
+    return st;
 }
 
 int main(int argc, char **argv)

@@ -15,6 +15,7 @@
 #include "common/pb_arena.h"
 #include "common/protocol.h"
 #include "common/rpc.h"
+#include "common/sampling.h"
 #include "proto/tandem.pb-c.h"
 
 enum { PING_MS = 2000, TIMEOUT_MS = 5000, ID_BYTES = 96 };
@@ -33,6 +34,7 @@ typedef struct incoming {
 struct gateway {
     char id[ID_BYTES];
     char model[128];
+    uint32_t router_minor;
     uint64_t epoch, router_epoch, seq;
     uint64_t requests; /* started, for ids of our own */
     uint32_t timeout_ms;
@@ -42,6 +44,7 @@ struct gateway {
     td_pb_arena arena, reply_arena;
     Tandem__GatewayEvents *batch; /* in arena */
     size_t batch_at;
+    gateway_token top[TD_TOP_LOGPROBS]; /* of the last event */
     stream *streams;
     td_usec next_ping;
     td_error lost; /* why the router is lost; code TD_OK while it is not */
@@ -146,6 +149,11 @@ static td_status hello(gateway *g, const char *events_url, td_error *err)
         return st;
     if (reply->welcome == NULL)
         return td_fail(err, TD_INTERNAL, "the router's answer to Hello is empty");
+    if (reply->welcome->major != TD_PROTOCOL_MAJOR)
+        return td_fail(err, TD_INVALID, "this gateway speaks protocol %d.%d, the router %u.%u",
+                       TD_PROTOCOL_MAJOR, TD_PROTOCOL_MINOR, reply->welcome->major,
+                       reply->welcome->minor);
+    g->router_minor = reply->welcome->minor;
     g->router_epoch = reply->welcome->epoch;
     if (reply->welcome->n_models > 0)
         snprintf(g->model, sizeof g->model, "%.*s", (int)reply->welcome->models[0].len,
@@ -233,11 +241,11 @@ td_status gateway_cancel(gateway *g, uint64_t id, td_error *err)
     return cancel(g, id, "", err);
 }
 
-td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_id, uint64_t *out,
-                           td_error *err)
+/* m has the body. */
+static td_status generate(gateway *g, Tandem__GatewayGenerate *m, const char *request_id,
+                          uint64_t *out, td_error *err)
 {
     Tandem__GatewayRequest req = TANDEM__GATEWAY_REQUEST__INIT;
-    Tandem__GatewayGenerate m = TANDEM__GATEWAY_GENERATE__INIT;
     Tandem__GatewayReply *reply;
     char own_id[48];
     stream *s;
@@ -248,14 +256,13 @@ td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_i
     s = calloc(1, sizeof *s);
     if (s == NULL)
         return td_fail(err, TD_NOMEM, "gateway: no memory for a stream");
-    m.gateway_id = binary(g->id);
+    m->gateway_id = binary(g->id);
     snprintf(own_id, sizeof own_id, "%016llx-%llu", (unsigned long long)g->epoch,
              (unsigned long long)++g->requests);
     request_id = request_id ? request_id : own_id;
-    m.request_id = binary(request_id);
-    m.chat_json = (ProtobufCBinaryData){chat_json.len, (uint8_t *)(uintptr_t)chat_json.ptr};
+    m->request_id = binary(request_id);
     req.body_case = TANDEM__GATEWAY_REQUEST__BODY_GENERATE;
-    req.generate = &m;
+    req.generate = m;
     st = call(g, &req, &reply, err);
     if (st == TD_OK && reply->accepted == NULL)
         st = td_fail(err, TD_INTERNAL, "the router accepted nothing");
@@ -271,6 +278,31 @@ td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_i
     *out = s->id = reply->accepted->stream;
     DL_APPEND(g->streams, s);
     return TD_OK;
+}
+
+td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_id, uint64_t *out,
+                           td_error *err)
+{
+    Tandem__GatewayGenerate m = TANDEM__GATEWAY_GENERATE__INIT;
+
+    m.chat_json = (ProtobufCBinaryData){chat_json.len, (uint8_t *)(uintptr_t)chat_json.ptr};
+    return generate(g, &m, request_id, out, err);
+}
+
+td_status gateway_complete(gateway *g, td_slice completion_json, const char *request_id,
+                           uint64_t *out, td_error *err)
+{
+    Tandem__GatewayGenerate m = TANDEM__GATEWAY_GENERATE__INIT;
+
+    if (g->router_minor < TD_COMPLETIONS_MINOR)
+        return td_fail(err, TD_UNAVAILABLE,
+                       "the router speaks protocol %d.%u; completions need %d.%d: upgrade it",
+                       TD_PROTOCOL_MAJOR, g->router_minor, TD_PROTOCOL_MAJOR, TD_COMPLETIONS_MINOR);
+    if (completion_json.len == 0) /* an empty field is none at all */
+        return td_fail(err, TD_INVALID, "the body is empty");
+    m.completion_json =
+        (ProtobufCBinaryData){completion_json.len, (uint8_t *)(uintptr_t)completion_json.ptr};
+    return generate(g, &m, request_id, out, err);
 }
 
 /* ---- events ---- */
@@ -306,6 +338,11 @@ static void ping(gateway *g)
     if (call(g, &req, &reply, &err) != TD_OK)
         td_fail(&g->lost, TD_UNAVAILABLE, "no answer to a ping: %s", err.text);
     g->next_ping = td_now_us() + PING_MS * TD_USEC_PER_MSEC;
+}
+
+static gateway_token token_of(const Tandem__GatewayToken *t)
+{
+    return (gateway_token){.id = t->id, .text = slice(t->text), .logprob = t->logprob};
 }
 
 /* Turn one event of the wire into *out. false: it is not for anyone here. */
@@ -359,6 +396,12 @@ static bool read_event(gateway *g, const Tandem__GatewayEvent *e, gateway_event 
     } else if (e->tool_arguments.len > 0) {
         out->kind = GATEWAY_ARGUMENTS;
         out->text = slice(e->tool_arguments);
+    } else if (e->token != NULL) {
+        out->kind = GATEWAY_TOKEN;
+        out->token = token_of(e->token);
+        for (size_t i = 0; i < e->n_top && i < TD_TOP_LOGPROBS; i++)
+            g->top[out->n_top++] = token_of(e->top[i]);
+        out->top = g->top;
     } else if (e->reasoning.len > 0) {
         out->kind = GATEWAY_REASONING;
         out->text = slice(e->reasoning);

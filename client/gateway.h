@@ -40,24 +40,40 @@ const char *gateway_model(const gateway *g);
 TD_MUST_CHECK td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_id,
                                          uint64_t *stream, td_error *err);
 
+/* The same for a /v1/completions body, whose prompt is a text or token ids: the answer comes as
+ * GATEWAY_CONTENT. TD_UNAVAILABLE as well: the router is too old for it. */
+TD_MUST_CHECK td_status gateway_complete(gateway *g, td_slice completion_json,
+                                         const char *request_id, uint64_t *stream, td_error *err);
+
 /* Stop an answer; its last event is GATEWAY_FAILED with TD_CANCELED. */
 TD_MUST_CHECK td_status gateway_cancel(gateway *g, uint64_t stream, td_error *err);
 
 typedef enum gateway_kind {
     GATEWAY_REASONING, /* text */
     GATEWAY_CONTENT,   /* text */
+    GATEWAY_TOKEN,     /* log-probabilities of a token whose content is still to come: token, top */
     GATEWAY_CALL,      /* a call of a function begins: index, id, text is its name */
     GATEWAY_ARGUMENTS, /* text, of call `index` */
     GATEWAY_FINISHED,  /* text is the finish reason; usage and timings */
     GATEWAY_FAILED,    /* status, text */
 } gateway_kind;
 
+typedef struct gateway_token {
+    int32_t id;
+    td_slice text; /* may be a part of a character */
+    float logprob; /* -INFINITY: it could not come */
+} gateway_token;
+
 typedef struct gateway_event {
     gateway_kind kind;
     uint64_t stream;
-    td_slice text, id; /* hold until the next call on this gateway */
+    td_slice text, id; /* these, and top, hold until the next call on this gateway */
     int32_t index;
     td_status status;
+    /* TOKEN */
+    gateway_token token;
+    const gateway_token *top; /* [n_top] the likeliest in its place, in falling order */
+    size_t n_top;
     /* FINISHED */
     uint32_t prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens;
     uint64_t ttft_us, e2e_us, prefill_queue_us, prefill_us, kv_tail_us, kv_bytes;

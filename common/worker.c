@@ -134,6 +134,8 @@ static void link_report(link_state *l)
     report.tp = w->tp;
     report.ep = w->ep;
     report.heartbeat_ms = (uint32_t)w->heartbeat_ms;
+    report.major = TD_PROTOCOL_MAJOR;
+    report.minor = TD_PROTOCOL_MINOR;
     w->cb.on_report(w->user, &report);
     msg.report = &report;
     if (link_send(l, &msg, &err) != TD_OK && err.code != TD_UNAVAILABLE)

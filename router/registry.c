@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/protocol.h"
+
 enum { MISSED_HEARTBEATS = 4, HEARTBEAT_DEFAULT_MS = 500, HEARTBEAT_MAX_MS = 60000 };
 
 struct registry {
@@ -80,6 +82,19 @@ static bool report_fits(registry *r, const Tandem__WorkerReport *rep, char *why,
     const Tandem__ModelIdentity *m = rep->model;
     registry_model *k = &r->model;
 
+    if (rep->major == 0) {
+        snprintf(
+            why, cap,
+            "the worker speaks a protocol older than 1.2, which this router needs: upgrade it");
+        return false;
+    }
+    if (rep->major != TD_PROTOCOL_MAJOR || rep->minor < TD_WORKER_MINOR_MIN) {
+        snprintf(why, cap,
+                 "the worker speaks protocol %u.%u, this router %d.%d (workers from %d.%d)",
+                 rep->major, rep->minor, TD_PROTOCOL_MAJOR, TD_PROTOCOL_MINOR, TD_PROTOCOL_MAJOR,
+                 TD_WORKER_MINOR_MIN);
+        return false;
+    }
     if (m == NULL || m->name.len == 0 || m->name.len >= sizeof k->name) {
         snprintf(why, cap, "the registration carries no model identity");
         return false;

@@ -92,15 +92,39 @@ static bool same_request(const gateway *g, const char *request_id)
     return false;
 }
 
+/* *gen is to be freed whatever is returned. */
+static td_status parse_body(rpc_api *a, const Tandem__GatewayGenerate *m, generation *gen,
+                            td_error *err)
+{
+    const tokenizer *t = harmony_tokenizer(a->r->harmony);
+    char date[16];
+    openai_defaults d = {
+        .date = date, .allow_ignore_eos = a->r->cfg->allow_ignore_eos, .vocab = tokenizer_vocab(t)};
+    bool raw = m->completion_json.len > 0;
+    ProtobufCBinaryData from = raw ? m->completion_json : m->chat_json;
+    td_buf body = {0};
+    td_status st;
+
+    generation_init(gen);
+    if (raw && m->chat_json.len > 0)
+        return td_fail_param(err, "completion_json",
+                             "chat_json and completion_json exclude each other");
+    router_date(a->r, date);
+    td_buf_add(&body, from.data, from.len); /* adds the NUL that the parser wants */
+    if (body.oom)
+        st = td_fail(err, TD_NOMEM, "no memory for the body");
+    else if (raw)
+        st = completion_parse(body.ptr, body.len, &d, t, gen, err);
+    else
+        st = openai_parse_chat(body.ptr, body.len, &d, gen, err);
+    td_buf_free(&body);
+    return st;
+}
+
 static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stream **out,
                               uint32_t *retry_s, td_error *err)
 {
     gateway *g = rpc_api_known(a, m->gateway_id);
-    td_buf body = {0};
-    char date[16];
-    openai_defaults d = {.date = date,
-                         .allow_ignore_eos = a->r->cfg->allow_ignore_eos,
-                         .vocab = tokenizer_vocab(harmony_tokenizer(a->r->harmony))};
     generation gen;
     stream *s;
     td_status st;
@@ -122,17 +146,7 @@ static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stre
         free(s);
         return td_fail(err, TD_INVALID, "a request with this request_id is running");
     }
-    router_date(a->r, date);
-    td_buf_add(&body, m->chat_json.data, m->chat_json.len); /* adds the NUL that the parser wants */
-    st = body.oom ? td_fail(err, TD_NOMEM, "no memory for the body")
-                  : openai_parse_chat(body.ptr, body.len, &d, &gen, err);
-    if (body.oom)
-        generation_init(&gen);
-    if (st == TD_OK && gen.logprobs)
-        st = td_fail_param(err, "logprobs",
-                           "logprobs are not carried by GatewayEvent: ask for them "
-                           "over HTTP");
-    td_buf_free(&body);
+    st = parse_body(a, m, &gen, err);
     if (st == TD_OK)
         st = request_submit(a->r, &gen, s->request_id[0] ? s->request_id : g->id, &rpc_api_answer,
                             s, &s->q, retry_s, err);

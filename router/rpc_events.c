@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "common/log.h"
+#include "router/tokenizer.h"
 
 void rpc_api_send_pending(gateway *g)
 {
@@ -103,6 +104,38 @@ static void on_content(void *user, td_slice text)
     rpc_api_add_event(user, &e);
 }
 
+static void fill_token(const stream *s, Tandem__GatewayToken *t, int32_t id, float logprob)
+{
+    td_slice bytes = {"", 0};
+
+    tandem__gateway_token__init(t);
+    /* None for an id that is only in the model. */
+    tokenizer_bytes(s->gateway->api->r->tokenizer, id, &bytes);
+    t->id = id;
+    t->text = (ProtobufCBinaryData){bytes.len, (uint8_t *)(uintptr_t)bytes.ptr};
+    t->logprob = logprob;
+}
+
+static void on_logprobs(void *user, const token_logprobs *list, size_t n)
+{
+    Tandem__GatewayToken token, top[TD_TOP_LOGPROBS], *tops[TD_TOP_LOGPROBS];
+
+    for (size_t i = 0; i < n; i++) {
+        Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
+        const td_logprobs *l = &list[i].logprobs;
+
+        fill_token(user, &token, list[i].token, l->chosen);
+        for (int32_t k = 0; k < l->n; k++) {
+            fill_token(user, &top[k], l->id[k], l->logprob[k]);
+            tops[k] = &top[k];
+        }
+        e.token = &token;
+        e.top = tops;
+        e.n_top = l->n > 0 ? (size_t)l->n : 0;
+        rpc_api_add_event(user, &e);
+    }
+}
+
 static void on_call_begin(void *user, size_t index, const char *id, td_slice name)
 {
     Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
@@ -170,6 +203,7 @@ static void on_error(void *user, const td_error *err, uint32_t retry_s)
 const answer rpc_api_answer = {.on_start = on_start,
                                .on_reasoning = on_reasoning,
                                .on_content = on_content,
+                               .on_logprobs = on_logprobs,
                                .on_call_begin = on_call_begin,
                                .on_call_args = on_call_args,
                                .on_flush = on_flush,

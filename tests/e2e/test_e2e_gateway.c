@@ -1,16 +1,21 @@
 /* The RPC door: a gateway asks, several answers come interleaved, one is canceled, a body is wrong,
- * the router goes away. */
+ * the router goes away; log-probabilities, raw completions, and versions that differ. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/gateway.h"
+#include "common/protocol.h"
+#include "common/rpc.h"
+#include "proto/tandem.pb-c.h"
 #include "tests/e2e/cluster.h"
 
 /* What one answer has come to. */
 typedef struct told {
     uint64_t stream;
     td_buf content;
+    td_buf tokens;   /* text of those whose log-probabilities came */
+    td_buf logprobs; /* `logprob(text logprob ..)` of each: its own, the likeliest */
     bool finished, failed;
     td_status status;
     gateway_event last;
@@ -61,6 +66,24 @@ static void start(gateway *g, int max_tokens, int seed, told *t)
         fail_msg("%s", err.text);
 }
 
+static void add_token(told *t, const gateway_event *e)
+{
+    td_buf_add(&t->tokens, e->token.text.ptr, e->token.text.len);
+    td_buf_fmt(&t->logprobs, "%.6g(", (double)e->token.logprob);
+    for (size_t i = 0; i < e->n_top; i++) {
+        td_buf_add(&t->logprobs, e->top[i].text.ptr, e->top[i].text.len);
+        td_buf_fmt(&t->logprobs, " %.6g ", (double)e->top[i].logprob);
+    }
+    td_buf_byte(&t->logprobs, ')');
+}
+
+static void free_told(told *t)
+{
+    td_buf_free(&t->content);
+    td_buf_free(&t->tokens);
+    td_buf_free(&t->logprobs);
+}
+
 /* Take in one event; false: none came in time, or the router is lost and all is told. */
 static bool take(gateway *g, told *t, size_t n)
 {
@@ -75,6 +98,8 @@ static bool take(gateway *g, told *t, size_t n)
         assert_false(t[i].finished || t[i].failed); /* nothing comes after the end */
         if (e.kind == GATEWAY_CONTENT || e.kind == GATEWAY_REASONING)
             td_buf_add(&t[i].content, e.text.ptr, e.text.len);
+        if (e.kind == GATEWAY_TOKEN)
+            add_token(&t[i], &e);
         t[i].finished = e.kind == GATEWAY_FINISHED;
         t[i].failed = e.kind == GATEWAY_FAILED;
         t[i].status = e.status;
@@ -132,6 +157,99 @@ static void test_answers_are_those_of_http(cluster *c)
     gateway_close(g);
 }
 
+/* What HTTP says of the same tokens, as add_token() writes it. */
+static void http_logprobs(const ask *a, td_buf *out)
+{
+    const cJSON *choice = cJSON_GetArrayItem(cJSON_GetObjectItem(a->root, "choices"), 0);
+    const cJSON *t, *k, *byte;
+
+    cJSON_ArrayForEach(t, cJSON_GetObjectItem(cJSON_GetObjectItem(choice, "logprobs"), "content"))
+    {
+        td_buf_fmt(out, "%.6g(", cJSON_GetObjectItem(t, "logprob")->valuedouble);
+        cJSON_ArrayForEach(k, cJSON_GetObjectItem(t, "top_logprobs"))
+        {
+            cJSON_ArrayForEach(byte, cJSON_GetObjectItem(k, "bytes"))
+                td_buf_byte(out, (char)byte->valueint);
+            td_buf_fmt(out, " %.6g ", cJSON_GetObjectItem(k, "logprob")->valuedouble);
+        }
+        td_buf_byte(out, ')');
+    }
+}
+
+static void assert_same_bytes(const td_buf *a, const td_buf *b)
+{
+    assert_true(a->len > 0);
+    assert_int_equal(a->len, b->len);
+    assert_memory_equal(a->ptr, b->ptr, a->len);
+}
+
+static void check_logprobs(process *router, gateway *g)
+{
+    want w = {.max_tokens = 16, .extra = "\"logprobs\":true,\"top_logprobs\":3"};
+    td_buf body = {0}, http = {0};
+    td_error err = {0};
+    told t = {0};
+    ask a;
+
+    want_body(&w, &body);
+    if (gateway_generate(g, (td_slice){body.ptr, body.len}, NULL, &t.stream, &err) != TD_OK)
+        fail_msg("%s", err.text);
+    take_until_over(g, &t, 1);
+    assert_true(t.finished);
+    ask_whole(&a, router->port, &w);
+    ask_assert_good(&a);
+    http_logprobs(&a, &http);
+    assert_same_bytes(&t.logprobs, &http);
+    assert_same_bytes(&t.content, &a.content);
+    if (td_utf8_valid(t.tokens.ptr, t.tokens.len, &(size_t){0}))
+        assert_same_bytes(&t.tokens, &t.content);
+    ask_free(&a);
+    td_buf_free(&body);
+    td_buf_free(&http);
+    free_told(&t);
+}
+
+static void check_completion(process *router, gateway *g)
+{
+    static const char body[] = "{\"prompt\":[104,105,32,104],\"max_tokens\":12,\"temperature\":0}";
+    const cJSON *choice;
+    const char *text;
+    td_error err = {0};
+    told t = {0};
+    ask a;
+
+    if (gateway_complete(g, td_slice_of(body), NULL, &t.stream, &err) != TD_OK)
+        fail_msg("%s", err.text);
+    take_until_over(g, &t, 1);
+    assert_true(t.finished);
+    assert_int_equal(t.last.prompt_tokens, 4);
+    ask_start(&a, router->port, "POST", "/v1/completions", "Content-Type: application/json\r\n",
+              body, strlen(body));
+    asks_wait(&a, 1);
+    assert_int_equal(a.status, 200);
+    choice = cJSON_GetArrayItem(cJSON_GetObjectItem(a.root, "choices"), 0);
+    text = cJSON_GetStringValue(cJSON_GetObjectItem(choice, "text"));
+    assert_non_null(text);
+    assert_true(t.content.len > 0);
+    assert_int_equal(t.content.len, strlen(text));
+    assert_memory_equal(t.content.ptr, text, t.content.len);
+    ask_free(&a);
+    free_told(&t);
+}
+
+static void test_logprobs_and_completions(cluster *c)
+{
+    process *router;
+    gateway *g;
+
+    cluster_use_random_weights(c);
+    router = serve(c);
+    g = open_gateway(router);
+    check_logprobs(router, g);
+    check_completion(router, g);
+    gateway_close(g);
+}
+
 static void test_cancel_and_a_gateway_that_goes(cluster *c)
 {
     process *router = serve(c);
@@ -166,8 +284,67 @@ static void test_mistakes_are_named(cluster *c)
                      TD_INVALID);
     assert_string_equal(err.param, "messages");
     assert_int_equal(gateway_generate(g, TD_SLICE("not json"), NULL, &stream, &err), TD_INVALID);
+    assert_int_equal(gateway_generate(g, TD_SLICE(""), NULL, &stream, &err), TD_INVALID);
+    assert_int_equal(gateway_complete(g, TD_SLICE(""), NULL, &stream, &err), TD_INVALID);
+    assert_int_equal(gateway_complete(g, TD_SLICE("{\"prompt\":[-1]}"), NULL, &stream, &err),
+                     TD_INVALID);
+    assert_string_equal(err.param, "prompt[0]");
     assert_int_equal(gateway_cancel(g, 12345, &err), TD_OK); /* nobody's: nothing to do */
     gateway_close(g);
+}
+
+/* Say Hello by hand; what follows the request are fields that nobody knows. */
+static td_status say_hello(rpc_client *client, uint32_t major, uint32_t minor, char *text,
+                           size_t cap)
+{
+    static const uint8_t unknown[] = {0xfa, 0x3f, 2, 'h', 'i', 0xf8, 0x40, 7};
+    Tandem__GatewayRequest req = TANDEM__GATEWAY_REQUEST__INIT;
+    Tandem__GatewayHello h = TANDEM__GATEWAY_HELLO__INIT;
+    Tandem__GatewayReply *m;
+    uint8_t bytes[256];
+    td_buf reply = {0};
+    td_error err = {0};
+    td_status st;
+    size_t n;
+
+    h.major = major;
+    h.minor = minor;
+    h.gateway_id = (ProtobufCBinaryData){4, (uint8_t *)(uintptr_t) "hand"};
+    h.events_url = (ProtobufCBinaryData){17, (uint8_t *)(uintptr_t) "tcp://127.0.0.1:1"};
+    req.body_case = TANDEM__GATEWAY_REQUEST__BODY_HELLO;
+    req.hello = &h;
+    n = tandem__gateway_request__pack(&req, bytes);
+    memcpy(bytes + n, unknown, sizeof unknown);
+    if (rpc_client_call_wait(client, bytes, n + sizeof unknown, 5000, &reply, &err) != TD_OK)
+        fail_msg("%s", err.text);
+    m = tandem__gateway_reply__unpack(NULL, reply.len, (const uint8_t *)reply.ptr);
+    assert_non_null(m);
+    st = (td_status)m->status;
+    snprintf(text, cap, "%.*s", (int)m->text.len, (const char *)m->text.data);
+    if (st == TD_OK) {
+        assert_non_null(m->welcome);
+        assert_int_equal(m->welcome->major, TD_PROTOCOL_MAJOR);
+        assert_int_equal(m->welcome->minor, TD_PROTOCOL_MINOR);
+    }
+    tandem__gateway_reply__free_unpacked(m, NULL);
+    td_buf_free(&reply);
+    return st;
+}
+
+static void test_versions(cluster *c)
+{
+    process *router = cluster_router(c, "--rpc-listen tcp://127.0.0.1:0");
+    rpc_client *client;
+    char url[160], text[256];
+    td_error err = {0};
+
+    rpc_url(router, url, sizeof url);
+    assert_int_equal(rpc_client_open(&(rpc_client_options){.url = url}, &client, &err), TD_OK);
+    assert_int_equal(say_hello(client, TD_PROTOCOL_MAJOR, 99, text, sizeof text), TD_OK);
+    assert_int_equal(say_hello(client, TD_PROTOCOL_MAJOR, 0, text, sizeof text), TD_OK);
+    assert_int_equal(say_hello(client, TD_PROTOCOL_MAJOR + 1, 0, text, sizeof text), TD_INVALID);
+    assert_non_null(strstr(text, "the gateway 2.0"));
+    rpc_client_close(client);
 }
 
 static void test_one_request_id_runs_once(cluster *c)
@@ -210,6 +387,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         E2E_TEST(test_answers_are_those_of_http),
+        E2E_TEST(test_logprobs_and_completions),
+        E2E_TEST(test_versions),
         E2E_TEST(test_cancel_and_a_gateway_that_goes),
         E2E_TEST(test_mistakes_are_named),
         E2E_TEST(test_one_request_id_runs_once),

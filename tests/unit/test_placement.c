@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "common/protocol.h"
 #include "router/admission.h"
 #include "router/placement.h"
 #include "router/registry.h"
@@ -37,6 +38,8 @@ static fake *fake_init(fake *f, const char *id, Tandem__Role role)
     f->report.rpc_url = bytes("tcp://127.0.0.1:5000");
     f->report.model = &f->model;
     f->report.heartbeat_ms = 500;
+    f->report.major = TD_PROTOCOL_MAJOR;
+    f->report.minor = TD_PROTOCOL_MINOR;
     f->report.pages_total = f->report.pages_free = 100;
     f->report.rings_total = f->report.rings_free = 8;
     f->report.max_batch = 8;
@@ -114,6 +117,33 @@ static void test_registry_sees_gaps_restarts_and_silence(void **state)
     assert_false(registry_find(r, "d0")->greeted);
     assert_true(registry_remove(r, "d0"));
     assert_false(registry_remove(r, "d0"));
+    registry_free(r);
+}
+
+/* Too old to know what requests ask for, or of another major version; a newer minor one is taken.
+ */
+static void test_registry_refuses_versions_that_it_cannot_use(void **state)
+{
+    registry *r = new_registry();
+    fake f;
+
+    (void)state;
+    fake_init(&f, "d0", TANDEM__ROLE__ROLE_DECODE);
+    f.report.major = f.report.minor = 0; /* as one from before these fields */
+    assert_int_equal(take(r, &f, 0), REGISTRY_REFUSED);
+    assert_non_null(strstr(registry_find(r, "d0")->refused, "older than 1.2"));
+    assert_false(registry_model_of(r)->known); /* nor does it say what the others must serve */
+    fake_init(&f, "d1", TANDEM__ROLE__ROLE_DECODE);
+    f.report.minor = TD_WORKER_MINOR_MIN - 1;
+    assert_int_equal(take(r, &f, 0), REGISTRY_REFUSED);
+    assert_non_null(strstr(registry_find(r, "d1")->refused, "speaks protocol 1.1"));
+    fake_init(&f, "d2", TANDEM__ROLE__ROLE_DECODE);
+    f.report.major = TD_PROTOCOL_MAJOR + 1;
+    assert_int_equal(take(r, &f, 0), REGISTRY_REFUSED);
+    assert_non_null(strstr(registry_find(r, "d2")->refused, "speaks protocol 2."));
+    fake_init(&f, "d3", TANDEM__ROLE__ROLE_DECODE);
+    f.report.minor = TD_PROTOCOL_MINOR + 7;
+    assert_int_equal(take(r, &f, 0), REGISTRY_JOINED);
     registry_free(r);
 }
 
@@ -299,6 +329,7 @@ int main(void)
         cmocka_unit_test(test_registry_serves_once_both_roles_have_answered_hello),
         cmocka_unit_test(test_registry_sees_gaps_restarts_and_silence),
         cmocka_unit_test(test_registry_refuses_another_model_with_a_reason),
+        cmocka_unit_test(test_registry_refuses_versions_that_it_cannot_use),
         cmocka_unit_test(test_registry_a_malformed_message_changes_nothing),
         cmocka_unit_test(test_placement_takes_the_least_loaded_of_each_role),
         cmocka_unit_test(test_placement_avoids_what_failed_while_another_would_do),
