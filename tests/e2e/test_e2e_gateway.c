@@ -22,9 +22,9 @@ typedef struct told {
     char reason[16];
 } told;
 
-static void rpc_url(const process *router, char *out, size_t cap)
+/* What follows `mark` in a log, which must be there. */
+static void logged_url(const process *router, const char *mark, char *out, size_t cap)
 {
-    static const char mark[] = "rpc_listening url=";
     td_buf log = {0};
     const char *at;
 
@@ -33,6 +33,11 @@ static void rpc_url(const process *router, char *out, size_t cap)
     assert_non_null(at);
     snprintf(out, cap, "%.*s", (int)strcspn(at + strlen(mark), " \n"), at + strlen(mark));
     td_buf_free(&log);
+}
+
+static void rpc_url(const process *router, char *out, size_t cap)
+{
+    logged_url(router, "rpc_listening url=", out, cap);
 }
 
 static gateway *open_gateway(const process *router)
@@ -347,6 +352,92 @@ static void test_versions(cluster *c)
     rpc_client_close(client);
 }
 
+/* A worker that a router of the next major version greets. */
+static void test_a_worker_refuses_another_major(cluster *c)
+{
+    Tandem__WorkerRequest req = TANDEM__WORKER_REQUEST__INIT;
+    Tandem__Hello h = TANDEM__HELLO__INIT;
+    Tandem__WorkerReply *m;
+    process *router = cluster_router(c, "");
+    rpc_client *client;
+    uint8_t bytes[64];
+    char url[160], text[256];
+    td_buf reply = {0};
+    td_error err = {0};
+
+    cluster_decode(c, "");
+    E2E_AWAIT(process_logged(router, "worker_joined"));
+    logged_url(router, " rpc=", url, sizeof url);
+    h.major = TD_PROTOCOL_MAJOR + 1;
+    h.router_id = (ProtobufCBinaryData){4, (uint8_t *)(uintptr_t) "hand"};
+    req.body_case = TANDEM__WORKER_REQUEST__BODY_HELLO;
+    req.hello = &h;
+    assert_int_equal(rpc_client_open(&(rpc_client_options){.url = url}, &client, &err), TD_OK);
+    if (rpc_client_call_wait(client, bytes, tandem__worker_request__pack(&req, bytes), 5000, &reply,
+                             &err) != TD_OK)
+        fail_msg("%s", err.text);
+    m = tandem__worker_reply__unpack(NULL, reply.len, (const uint8_t *)reply.ptr);
+    assert_non_null(m);
+    assert_int_equal(m->status, TD_INVALID);
+    snprintf(text, sizeof text, "%.*s", (int)m->text.len, (const char *)m->text.data);
+    assert_non_null(strstr(text, "the router 2.0"));
+    tandem__worker_reply__free_unpacked(m, NULL);
+    td_buf_free(&reply);
+    rpc_client_close(client);
+}
+
+/* A router of some version; its reply ends with fields that nobody knows. */
+static void welcome(void *user, rpc_call *call, const void *bytes, size_t n)
+{
+    static const uint8_t unknown[] = {0xfa, 0x3f, 2, 'h', 'i', 0xf8, 0x40, 7};
+    Tandem__GatewayReply m = TANDEM__GATEWAY_REPLY__INIT;
+    uint8_t out[128];
+
+    (void)bytes;
+    (void)n;
+    m.welcome = user;
+    n = tandem__gateway_reply__pack(&m, out);
+    memcpy(out + n, unknown, sizeof unknown);
+    rpc_reply(call, out, n + sizeof unknown);
+}
+
+static void test_a_gateway_meets_other_routers(cluster *c)
+{
+    static const struct {
+        uint32_t major, minor;
+        td_status opens, completes;
+    } cases[] = {
+        /* Nothing is accepted by this router, which is INTERNAL. */
+        {TD_PROTOCOL_MAJOR, TD_PROTOCOL_MINOR + 7, TD_OK, TD_INTERNAL},
+        {TD_PROTOCOL_MAJOR, TD_COMPLETIONS_MINOR - 1, TD_OK, TD_UNAVAILABLE},
+        {TD_PROTOCOL_MAJOR + 1, 0, TD_INVALID, TD_OK},
+    };
+    Tandem__GatewayWelcome w = TANDEM__GATEWAY_WELCOME__INIT;
+    rpc_server_options so = {.url = "tcp://127.0.0.1:0", .on_request = welcome, .user = &w};
+    rpc_server *server;
+    td_error err = {0};
+
+    (void)c;
+    assert_int_equal(rpc_server_open(&so, &server, &err), TD_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        gateway_options go = {.router = rpc_server_url(server)};
+        gateway *g = NULL;
+        uint64_t stream;
+
+        w.major = cases[i].major;
+        w.minor = cases[i].minor;
+        assert_int_equal(gateway_open(&go, &g, &err), cases[i].opens);
+        if (g == NULL) {
+            assert_non_null(strstr(err.text, "the router 2.0"));
+            continue;
+        }
+        assert_int_equal(gateway_complete(g, TD_SLICE("{\"prompt\":\"a\"}"), NULL, &stream, &err),
+                         cases[i].completes);
+        gateway_close(g);
+    }
+    rpc_server_close(server);
+}
+
 static void test_one_request_id_runs_once(cluster *c)
 {
     process *router = serve(c);
@@ -389,6 +480,8 @@ int main(void)
         E2E_TEST(test_answers_are_those_of_http),
         E2E_TEST(test_logprobs_and_completions),
         E2E_TEST(test_versions),
+        E2E_TEST(test_a_worker_refuses_another_major),
+        E2E_TEST(test_a_gateway_meets_other_routers),
         E2E_TEST(test_cancel_and_a_gateway_that_goes),
         E2E_TEST(test_mistakes_are_named),
         E2E_TEST(test_one_request_id_runs_once),
