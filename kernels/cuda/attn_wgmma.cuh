@@ -12,17 +12,6 @@
 
 #include "kernels/cuda/hopper.cuh"
 
-__device__ __forceinline__ uint4 ld_shared_128(uint32_t addr)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(addr)
-                 : "memory");
-    return v;
-}
-
 /* d[64, 64] = a[64, 16] b[64, 16]^T, plus d unless fresh; both in shared memory, K-major. */
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, bool fresh)
 {

@@ -94,6 +94,7 @@ TD_MUST_CHECK td_status td_cuda_check_matrix(const char *step, const char *name,
                                              int32_t E, int32_t N, int32_t K, td_error *err);
 TD_MUST_CHECK td_status td_cuda_check_vector(const char *step, const char *name, const td_matrix *m,
                                              int32_t N, td_error *err);
+TD_MUST_CHECK td_status td_cuda_check_experts(const td_experts_args *a, td_error *err);
 
 static inline const float *td_cuda_vector(const td_matrix *m)
 {

@@ -245,21 +245,13 @@ cudaError_t launch_early(void (*kernel)(A...), int grid, cudaStream_t s, A... a)
 td_status check(const td_experts_args *a, td_error *err)
 {
     const bool fp8 = td_cuda_format(a->gate_up) == CUDA_FP8 && td_cuda_format(a->down) == CUDA_FP8;
-    td_status st;
 
     if (!fp8)
         return td_fail(err, TD_INVALID, "experts: one of the matrices is in FP8, the other is not");
     if (a->E > fp8::MOST_EXPERTS)
         return td_fail(err, TD_INVALID, "experts: %d on a rank; at most %d are possible", a->E,
                        fp8::MOST_EXPERTS);
-    if ((st = td_cuda_check_matrix("experts", "gate_up", a->gate_up, a->E, 2 * a->I, a->D, err)) ||
-        (st = td_cuda_check_vector("experts", "gate_up_bias", a->gate_up_bias, a->E * 2 * a->I,
-                                   err)) ||
-        (st = td_cuda_check_matrix("experts", "down", a->down, a->E, a->D, a->I, err)) ||
-        (a->down_bias != NULL &&
-         (st = td_cuda_check_vector("experts", "down_bias", a->down_bias, a->E * a->D, err))))
-        return st;
-    return TD_OK;
+    return td_cuda_check_experts(a, err);
 }
 } // namespace
 

@@ -86,15 +86,4 @@ enum {
     BARRIERS = (SECOND + 8 + 127) / 128 * 128
 };
 
-static __device__ __forceinline__ uint4 ld_shared_128(uint32_t addr)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(addr)
-                 : "memory");
-    return v;
-}
-
 #endif

@@ -306,4 +306,15 @@ __device__ __forceinline__ uint64_t wgmma_desc_mn(uint32_t addr, uint32_t mn_str
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+__device__ __forceinline__ uint4 ld_shared_128(uint32_t addr)
+{
+    uint4 v;
+
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(addr)
+                 : "memory");
+    return v;
+}
+
 #endif

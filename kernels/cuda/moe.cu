@@ -237,19 +237,10 @@ size_t td_cuda_experts_ws(int32_t T, int32_t D, int32_t I, int32_t E, int32_t k)
 
 static td_status check_experts(const td_experts_args *a, td_error *err)
 {
-    td_status st;
-
     if (a->E > MOST_EXPERTS)
         return td_fail(err, TD_INVALID, "experts: %d on a rank; at most %d are possible", a->E,
                        MOST_EXPERTS);
-    if ((st = td_cuda_check_matrix("experts", "gate_up", a->gate_up, a->E, 2 * a->I, a->D, err)) ||
-        (st = td_cuda_check_vector("experts", "gate_up_bias", a->gate_up_bias, a->E * 2 * a->I,
-                                   err)) ||
-        (st = td_cuda_check_matrix("experts", "down", a->down, a->E, a->D, a->I, err)) ||
-        (a->down_bias != NULL &&
-         (st = td_cuda_check_vector("experts", "down_bias", a->down_bias, a->E * a->D, err))))
-        return st;
-    return TD_OK;
+    return td_cuda_check_experts(a, err);
 }
 
 td_status td_cuda_experts(td_stream *s, const td_experts_args *a, td_error *err)

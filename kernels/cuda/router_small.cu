@@ -59,17 +59,6 @@ struct weights {
     }
 };
 
-static __device__ __forceinline__ uint4 ld_shared_128(uint32_t addr)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(addr)
-                 : "memory");
-    return v;
-}
-
 /* bf16(rmsnorm(x) * norm) of the cluster's tokens into shared memory, and to t. All threads; ends
  * with a barrier. */
 static __device__ __forceinline__ void norm_tokens(const router_params &p, int first, uint32_t smem)

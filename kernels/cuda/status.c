@@ -58,6 +58,20 @@ td_status td_cuda_check_vector(const char *step, const char *name, const td_matr
     return TD_OK;
 }
 
+td_status td_cuda_check_experts(const td_experts_args *a, td_error *err)
+{
+    td_status st;
+
+    if ((st = td_cuda_check_matrix("experts", "gate_up", a->gate_up, a->E, 2 * a->I, a->D, err)) ||
+        (st = td_cuda_check_vector("experts", "gate_up_bias", a->gate_up_bias, a->E * 2 * a->I,
+                                   err)) ||
+        (st = td_cuda_check_matrix("experts", "down", a->down, a->E, a->D, a->I, err)) ||
+        (a->down_bias != NULL &&
+         (st = td_cuda_check_vector("experts", "down_bias", a->down_bias, a->E * a->D, err))))
+        return st;
+    return TD_OK;
+}
+
 td_status td_cuda_check_heads(const char *step, int32_t H, int32_t K, int32_t d, td_error *err)
 {
     if (d < 2 || d > 1024 || d % 2 != 0 || K < 1 || H < K || H % K != 0)
