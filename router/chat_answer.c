@@ -322,6 +322,19 @@ static void on_call_args(void *user, size_t index, td_slice text)
     chunk_tail(a);
 }
 
+bool chat_answer_give_up(const router *r, td_http_request *req, request *q, const char *label,
+                         bool broken)
+{
+    size_t pending = td_http_stream_pending(req);
+    const char *why = broken ? "no_memory" : "slow_client";
+
+    if (!broken && pending <= r->cfg->slow_client_bytes)
+        return false;
+    td_warn("answer_cut", "client_id=\"%s\" why=%s pending_bytes=%zu", label, why, pending);
+    request_cancel(q, why);
+    return true;
+}
+
 /* Close the connection so that the client sees that its answer was cut. */
 static void cut(chat_answer *a)
 {
@@ -333,17 +346,9 @@ static void cut(chat_answer *a)
 static void on_flush(void *user)
 {
     chat_answer *a = user;
-    size_t pending;
 
-    if (!a->begun)
-        return;
-    pending = td_http_stream_pending(a->req);
-    if (!a->broken && pending <= a->r->cfg->slow_client_bytes)
-        return;
-    td_warn("answer_cut", "client_id=\"%s\" why=%s pending_bytes=%zu", a->label,
-            a->broken ? "no_memory" : "slow_client", pending);
-    request_cancel(a->q, a->broken ? "no_memory" : "slow_client"); /* nothing is called any more */
-    cut(a);
+    if (a->begun && chat_answer_give_up(a->r, a->req, a->q, a->label, a->broken))
+        cut(a);
 }
 
 static void finish_stream(chat_answer *a, const char *reason, const request_usage *u)

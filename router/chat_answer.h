@@ -17,6 +17,12 @@ void chat_answer_error(td_http_request *req, const td_error *err, uint32_t retry
 /* Pieces that all answers share. The error as one event of a stream. */
 void chat_answer_error_event(td_buf *b, const td_error *err);
 void chat_answer_usage(td_buf *b, const request_usage *u);
+/* After each flush of a stream. True: the client reads too slowly, or (broken) the answer has lost
+ * a part; that is logged and q cancelled, which calls nothing any more. The caller cuts the
+ * connection.
+ */
+bool chat_answer_give_up(const router *r, td_http_request *req, request *q, const char *label,
+                         bool broken);
 /* What this server did for the answer; an extension that other clients do not look at. */
 void chat_answer_timings(td_buf *b, const request_times *t);
 

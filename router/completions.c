@@ -141,17 +141,9 @@ static void cut(completion *a)
 static void on_flush(void *user)
 {
     completion *a = user;
-    size_t pending;
 
-    if (!a->begun)
-        return;
-    pending = td_http_stream_pending(a->req);
-    if (!a->broken && pending <= a->r->cfg->slow_client_bytes)
-        return;
-    td_warn("answer_cut", "client_id=\"%s\" why=%s pending_bytes=%zu", a->label,
-            a->broken ? "no_memory" : "slow_client", pending);
-    request_cancel(a->q, a->broken ? "no_memory" : "slow_client"); /* nothing is called any more */
-    cut(a);
+    if (a->begun && chat_answer_give_up(a->r, a->req, a->q, a->label, a->broken))
+        cut(a);
 }
 
 static void finish_stream(completion *a, const char *reason, const request_usage *u)
