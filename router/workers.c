@@ -5,7 +5,7 @@
  * A worker is lost when its connection goes, when it is silent too long, when it comes back as
  * another incarnation, or when its numbering shows that messages are missing. Each means the same
  * to the requests that it ran: they go elsewhere. */
-#include "router/workers.h"
+#include "router/workers_impl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,70 +14,8 @@
 #include <utlist.h>
 
 #include "common/log.h"
-#include "common/mailbox.h"
-#include "common/pb_arena.h"
-#include "common/protocol.h"
-#include "common/rpc.h"
 
-enum {
-    TAKE = 64,
-    HELLO_MS = 3000,
-    RESERVE_MS = 15000, /* both are answered between two steps or chunks of the worker */
-    PREFILL_MS = 30000,
-    CANCEL_MS = 3000,
-    CANCEL_TRIES = 3,
-    WATCH_MS = 250
-};
-
-typedef struct peer {
-    char id[REGISTRY_ID_BYTES];
-    uint64_t incarnation;
-    uint32_t pull_peer; /* the connection that its messages come by */
-    rpc_client *client;
-    struct peer *prev, *next;
-} peer;
-
-typedef enum call_kind { CALL_USER, CALL_HELLO, CALL_CANCEL } call_kind;
-
-struct workers_call {
-    workers *w;
-    call_kind kind;
-    char id[REGISTRY_ID_BYTES]; /* of the worker, to find it again: it may be gone by then */
-    uint64_t incarnation;
-    workers_reply_fn fn; /* NULL: the caller has gone */
-    void *arg;
-    int tries;
-    uint8_t *packed; /* CANCEL: to be sent again */
-    size_t n_packed;
-    workers_call *prev, *next;
-};
-
-typedef enum incoming_kind { IN_MESSAGE, IN_PEER_DOWN, IN_REPLY } incoming_kind;
-
-typedef struct incoming {
-    incoming_kind kind;
-    uint32_t pull_peer;
-    uint8_t *bytes; /* owned; NULL if none */
-    size_t n;
-    workers_call *call;
-    td_status status;
-} incoming;
-
-struct workers {
-    td_loop *loop;
-    char router_id[REGISTRY_ID_BYTES];
-    workers_callbacks cb;
-    void *user;
-    registry *registry;
-    rpc_pull *pull;
-    td_mailbox *mailbox;
-    td_watch *watch;
-    td_timer *timer;
-    td_usec watched_at; /* when silence was last looked for */
-    peer *peers;
-    workers_call *calls;
-    td_pb_arena arena, reply_arena;
-};
+enum { TAKE = 64, WATCH_MS = 250 };
 
 static void drop_incoming(void *user, void *msg)
 {
@@ -87,7 +25,7 @@ static void drop_incoming(void *user, void *msg)
 
 /* ---- NNG's threads ---- */
 
-static void post(workers *w, incoming *in)
+void workers_post(workers *w, incoming *in)
 {
     if (td_mailbox_post(w->mailbox, in) != TD_OK) {
         /* Out of memory: a lost message shows as a gap, a lost reply as a call that workers_free()
@@ -97,7 +35,7 @@ static void post(workers *w, incoming *in)
     }
 }
 
-static bool copy_bytes(incoming *in, const void *bytes, size_t n)
+bool workers_copy_bytes(incoming *in, const void *bytes, size_t n)
 {
     in->bytes = malloc(n ? n : 1);
     in->n = n;
@@ -110,8 +48,8 @@ static void on_message(void *user, uint32_t pull_peer, const void *bytes, size_t
 {
     incoming in = {.kind = IN_MESSAGE, .pull_peer = pull_peer};
 
-    if (copy_bytes(&in, bytes, n))
-        post(user, &in);
+    if (workers_copy_bytes(&in, bytes, n))
+        workers_post(user, &in);
 }
 
 static void on_pull_peer(void *user, uint32_t pull_peer, bool up)
@@ -119,189 +57,10 @@ static void on_pull_peer(void *user, uint32_t pull_peer, bool up)
     incoming in = {.kind = IN_PEER_DOWN, .pull_peer = pull_peer};
 
     if (!up)
-        post(user, &in);
-}
-
-static void on_reply(void *user, td_status status, const void *bytes, size_t n)
-{
-    workers_call *call = user;
-    incoming in = {.kind = IN_REPLY, .call = call, .status = status};
-
-    if (status == TD_OK && !copy_bytes(&in, bytes, n))
-        in.status = TD_NOMEM;
-    post(call->w, &in);
-}
-
-/* ---- calls ---- */
-
-static peer *find_peer(workers *w, const char *id, uint64_t incarnation)
-{
-    peer *p;
-
-    DL_FOREACH(w->peers, p)
-    if (p->incarnation == incarnation && strcmp(p->id, id) == 0)
-        return p;
-    return NULL;
-}
-
-static void free_call(workers *w, workers_call *call)
-{
-    DL_DELETE(w->calls, call);
-    free(call->packed);
-    free(call);
-}
-
-static workers_call *new_call(workers *w, call_kind kind, const char *id, uint64_t incarnation,
-                              workers_reply_fn fn, void *arg)
-{
-    workers_call *call = calloc(1, sizeof *call);
-
-    if (call == NULL)
-        return NULL;
-    call->w = w;
-    call->kind = kind;
-    snprintf(call->id, sizeof call->id, "%s", id);
-    call->incarnation = incarnation;
-    call->fn = fn;
-    call->arg = arg;
-    DL_APPEND(w->calls, call);
-    return call;
-}
-
-/* Send; what fails at once comes back through the mailbox like any other reply, so that a caller is
- * never called from inside its own call. */
-static void send_call(workers *w, workers_call *call, const uint8_t *bytes, size_t n,
-                      uint32_t timeout_ms)
-{
-    peer *p = find_peer(w, call->id, call->incarnation);
-    td_status st = TD_UNAVAILABLE;
-
-    if (p != NULL)
-        st = rpc_client_call(p->client, bytes, n, timeout_ms, on_reply, call, NULL);
-    if (st != TD_OK) {
-        incoming in = {.kind = IN_REPLY, .call = call, .status = st};
-
-        post(w, &in);
-    }
-}
-
-/* Pack a request into *bytes (the caller's); false: no memory. */
-static bool pack(const Tandem__WorkerRequest *req, uint8_t **bytes, size_t *n)
-{
-    *n = tandem__worker_request__get_packed_size(req);
-    *bytes = malloc(*n ? *n : 1);
-    if (*bytes != NULL)
-        tandem__worker_request__pack(req, *bytes);
-    return *bytes != NULL;
-}
-
-static workers_call *start_call(workers *w, const char *id, uint64_t incarnation,
-                                const Tandem__WorkerRequest *req, uint32_t timeout_ms,
-                                workers_reply_fn fn, void *arg)
-{
-    workers_call *call = new_call(w, CALL_USER, id, incarnation, fn, arg);
-    uint8_t *bytes;
-    size_t n;
-
-    if (call == NULL)
-        return NULL;
-    if (!pack(req, &bytes, &n)) {
-        free_call(w, call);
-        return NULL;
-    }
-    send_call(w, call, bytes, n, timeout_ms);
-    free(bytes);
-    return call;
-}
-
-static ProtobufCBinaryData binary(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
-
-workers_call *workers_reserve(workers *w, const char *id, uint64_t incarnation,
-                              const Tandem__Reserve *m, uint32_t pages, workers_reply_fn fn,
-                              void *arg)
-{
-    Tandem__WorkerRequest req = TANDEM__WORKER_REQUEST__INIT;
-    Tandem__Reserve reserve = *m;
-
-    reserve.router_id = binary(w->router_id);
-    req.body_case = TANDEM__WORKER_REQUEST__BODY_RESERVE;
-    req.reserve = &reserve;
-    registry_sent_reserve(w->registry, id, pages);
-    return start_call(w, id, incarnation, &req, RESERVE_MS, fn, arg);
-}
-
-void workers_plan_prefill(workers *w, const char *id, uint32_t tokens)
-{
-    registry_sent_prefill(w->registry, id, tokens);
-}
-
-workers_call *workers_prefill(workers *w, const char *id, uint64_t incarnation,
-                              const Tandem__Prefill *m, workers_reply_fn fn, void *arg)
-{
-    Tandem__WorkerRequest req = TANDEM__WORKER_REQUEST__INIT;
-    Tandem__Prefill prefill = *m;
-
-    prefill.router_id = binary(w->router_id);
-    req.body_case = TANDEM__WORKER_REQUEST__BODY_PREFILL;
-    req.prefill = &prefill;
-    return start_call(w, id, incarnation, &req, PREFILL_MS, fn, arg);
-}
-
-void workers_cancel(workers *w, const char *id, uint64_t incarnation, const Tandem__Cancel *m)
-{
-    Tandem__WorkerRequest req = TANDEM__WORKER_REQUEST__INIT;
-    Tandem__Cancel cancel = *m;
-    workers_call *call;
-
-    if (find_peer(w, id, incarnation) == NULL)
-        return; /* that life of it is over, and with it what it held */
-    call = new_call(w, CALL_CANCEL, id, incarnation, NULL, NULL);
-    req.body_case = TANDEM__WORKER_REQUEST__BODY_CANCEL;
-    req.cancel = &cancel;
-    if (call == NULL || !pack(&req, &call->packed, &call->n_packed)) {
-        td_logerr("cancel_lost", "worker=%s error=\"no memory\"", id);
-        if (call != NULL)
-            free_call(w, call);
-        return;
-    }
-    call->tries = CANCEL_TRIES;
-    send_call(w, call, call->packed, call->n_packed, CANCEL_MS);
-}
-
-void workers_forget(workers_call *call)
-{
-    call->fn = NULL;
+        workers_post(user, &in);
 }
 
 /* ---- peers ---- */
-
-static void greet(workers *w, peer *p, const worker_view *v)
-{
-    Tandem__WorkerRequest req = TANDEM__WORKER_REQUEST__INIT;
-    Tandem__Hello hello = TANDEM__HELLO__INIT;
-    workers_call *call = new_call(w, CALL_HELLO, p->id, p->incarnation, NULL, NULL);
-    uint8_t *bytes;
-    size_t n;
-
-    hello.major = TD_PROTOCOL_MAJOR;
-    hello.minor = TD_PROTOCOL_MINOR;
-    hello.router_id = binary(w->router_id);
-    hello.link = v->link;
-    hello.refused = binary(v->state == WORKER_REFUSED ? v->refused : "");
-    req.body_case = TANDEM__WORKER_REQUEST__BODY_HELLO;
-    req.hello = &hello;
-    if (call == NULL || !pack(&req, &bytes, &n)) {
-        td_logerr("hello_lost", "worker=%s error=\"no memory\"", p->id);
-        if (call != NULL)
-            free_call(w, call);
-        return;
-    }
-    send_call(w, call, bytes, n, HELLO_MS);
-    free(bytes);
-}
 
 static void drop_peer(workers *w, peer *p)
 {
@@ -331,13 +90,13 @@ static void meet(workers *w, const worker_view *v, uint32_t pull_peer)
     p->incarnation = v->incarnation;
     p->pull_peer = pull_peer;
     DL_APPEND(w->peers, p);
-    greet(w, p, v);
+    workers_greet(w, p, v);
 }
 
 static void lose(workers *w, const char *id, uint64_t incarnation, const char *why)
 {
     char name[REGISTRY_ID_BYTES];
-    peer *p = find_peer(w, id, incarnation);
+    peer *p = workers_find_peer(w, id, incarnation);
 
     snprintf(name, sizeof name, "%s", id); /* id may live in what is removed now */
     td_warn("worker_lost", "worker=%s why=\"%s\"", name, why);
@@ -410,7 +169,7 @@ static void take_message(workers *w, const incoming *in)
     v = registry_find(w->registry, id);
     if (v == NULL || v->state == WORKER_REFUSED)
         return;
-    p = find_peer(w, id, incarnation);
+    p = workers_find_peer(w, id, incarnation);
     if (p != NULL)
         p->pull_peer = in->pull_peer; /* it may have come back by another connection */
     take_events(w, m);
@@ -431,73 +190,6 @@ static void take_peer_down(workers *w, uint32_t pull_peer)
     }
 }
 
-/* What the worker said, or why it did not. *reply is set when st is TD_OK. */
-static td_status read_reply(workers *w, const incoming *in, const Tandem__WorkerReply **reply,
-                            bool *answered, td_error *err)
-{
-    Tandem__WorkerReply *r;
-
-    if (in->status != TD_OK)
-        return td_fail(err, in->status, "worker %s did not answer: %s", in->call->id,
-                       td_status_name(in->status));
-    r = td_pb_unpack(&w->reply_arena, &tandem__worker_reply__descriptor, in->bytes, in->n, err);
-    if (r == NULL)
-        return td_fail(err, TD_INTERNAL, "worker %s answered with something unreadable",
-                       in->call->id);
-    *answered = true;
-    if (r->status != TD_OK) {
-        size_t n = r->text.len < 300 ? r->text.len : 300;
-
-        return td_fail(err, r->status < TD_STATUS_COUNT ? (td_status)r->status : TD_INTERNAL,
-                       "%.*s", (int)n, n > 0 ? (const char *)r->text.data : "");
-    }
-    *reply = r;
-    return TD_OK;
-}
-
-static void take_reply(workers *w, const incoming *in)
-{
-    workers_call *call = in->call;
-    const Tandem__WorkerReply *reply = NULL;
-    td_error err = {0};
-    bool answered = false;
-    td_status st = read_reply(w, in, &reply, &answered, &err);
-    const worker_view *v;
-
-    switch (call->kind) {
-    case CALL_USER:
-        if (call->fn != NULL)
-            call->fn(call->arg, st, answered, reply, &err);
-        break;
-    case CALL_HELLO:
-        v = registry_find(w->registry, call->id);
-        if (v == NULL || v->incarnation != call->incarnation || v->state == WORKER_REFUSED)
-            break;
-        if (st == TD_OK) {
-            registry_greeted(w->registry, call->id, call->incarnation);
-            w->cb.on_change(w->user);
-        } else if (st == TD_INVALID) {
-            td_logerr("hello_refused", "worker=%s error=\"%s\"", call->id, err.text);
-        } else { /* it lives, since it reports: try again */
-            peer *p = find_peer(w, call->id, call->incarnation);
-
-            td_warn("hello_failed", "worker=%s error=\"%s\"", call->id, err.text);
-            if (p != NULL && in->status != TD_CANCELED)
-                greet(w, p, v);
-        }
-        break;
-    case CALL_CANCEL:
-        if (st != TD_OK && --call->tries > 0 && find_peer(w, call->id, call->incarnation) != NULL) {
-            send_call(w, call, call->packed, call->n_packed, CANCEL_MS);
-            return;
-        }
-        if (st != TD_OK && in->status != TD_CANCELED)
-            td_warn("cancel_unanswered", "worker=%s error=\"%s\"", call->id, err.text);
-        break;
-    }
-    free_call(w, call);
-}
-
 static void on_mail(void *arg, unsigned ready)
 {
     workers *w = arg;
@@ -509,7 +201,7 @@ static void on_mail(void *arg, unsigned ready)
         switch (batch[i].kind) {
         case IN_MESSAGE: take_message(w, &batch[i]); break;
         case IN_PEER_DOWN: take_peer_down(w, batch[i].pull_peer); break;
-        case IN_REPLY: take_reply(w, &batch[i]); break;
+        case IN_REPLY: workers_take_reply(w, &batch[i]); break;
         }
         free(batch[i].bytes);
     }
@@ -577,7 +269,7 @@ void workers_free(workers *w)
     while (w->peers != NULL)
         drop_peer(w, w->peers);
     while (w->calls != NULL)
-        free_call(w, w->calls);
+        workers_free_call(w, w->calls);
     td_timer_free(w->timer);
     td_watch_free(w->watch);
     td_mailbox_free(w->mailbox);
