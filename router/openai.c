@@ -24,7 +24,7 @@ static td_status take_number(const cJSON *root, const char *name, double min, do
     return TD_OK;
 }
 
-static td_status take_integer(const cJSON *root, const char *name, double min, double max,
+td_status openai_take_integer(const cJSON *root, const char *name, double min, double max,
                               int64_t *out, td_error *err)
 {
     double d = NAN;
@@ -38,8 +38,7 @@ static td_status take_integer(const cJSON *root, const char *name, double min, d
     return TD_OK;
 }
 
-/* v under the path that errors name; NULL, absent, leaves *out alone. */
-static td_status take_bool_at(const cJSON *v, const char *path, bool *out, td_error *err)
+td_status openai_take_bool(const cJSON *v, const char *path, bool *out, td_error *err)
 {
     if (v == NULL)
         return TD_OK;
@@ -52,7 +51,7 @@ static td_status take_bool_at(const cJSON *v, const char *path, bool *out, td_er
 
 static td_status take_bool(const cJSON *root, const char *name, bool *out, td_error *err)
 {
-    return take_bool_at(openai_field(root, name), name, out, err);
+    return openai_take_bool(openai_field(root, name), name, out, err);
 }
 
 /* What is understood but not done is refused, unless the client asks for what happens anyway. */
@@ -60,7 +59,7 @@ static td_status refuse_unsupported(const cJSON *root, td_error *err)
 {
     int64_t n = 1;
     const cJSON *v;
-    td_status st = take_integer(root, "n", 1, 128, &n, err);
+    td_status st = openai_take_integer(root, "n", 1, 128, &n, err);
 
     if (st == TD_OK && n != 1)
         st = td_fail_param(err, "n", "n = %lld is not supported: only one answer a request",
@@ -149,13 +148,12 @@ static td_status take_stream(const cJSON *root, generation *g, td_error *err)
                              openai_type_name(o));
     if (!g->stream)
         return td_fail_param(err, "stream_options", "stream_options needs stream: true");
-    return take_bool_at(openai_field(o, "include_usage"), "stream_options.include_usage",
-                        &g->include_usage, err);
+    return openai_take_bool(openai_field(o, "include_usage"), "stream_options.include_usage",
+                            &g->include_usage, err);
 }
 
-static td_status take_effort(const cJSON *root, generation *g, td_error *err)
+td_status openai_take_effort(const cJSON *v, const char *path, chat_effort *out, td_error *err)
 {
-    const cJSON *v = openai_field(root, "reasoning_effort");
     static const struct {
         const char *name;
         chat_effort effort;
@@ -168,12 +166,11 @@ static td_status take_effort(const cJSON *root, generation *g, td_error *err)
         return TD_OK;
     for (size_t i = 0; cJSON_IsString(v) && i < sizeof words / sizeof *words; i++) {
         if (strcmp(v->valuestring, words[i].name) == 0) {
-            g->chat.effort = words[i].effort;
+            *out = words[i].effort;
             return TD_OK;
         }
     }
-    return td_fail_param(err, "reasoning_effort",
-                         "reasoning_effort must be \"low\", \"medium\" or \"high\"");
+    return td_fail_param(err, path, "%s must be \"low\", \"medium\" or \"high\"", path);
 }
 
 static td_status take_format(const cJSON *root, td_error *err)
@@ -276,7 +273,7 @@ static td_status take_logprobs(const cJSON *root, generation *g, td_error *err)
     td_status st = take_bool(root, "logprobs", &g->logprobs, err);
 
     if (st == TD_OK)
-        st = take_integer(root, "top_logprobs", 0, TD_TOP_LOGPROBS, &top, err);
+        st = openai_take_integer(root, "top_logprobs", 0, TD_TOP_LOGPROBS, &top, err);
     if (st == TD_OK && top > 0 && !g->logprobs)
         st = td_fail_param(err, "top_logprobs", "top_logprobs needs logprobs: true");
     g->top_logprobs = (int32_t)top;
@@ -286,10 +283,10 @@ static td_status take_logprobs(const cJSON *root, generation *g, td_error *err)
 static td_status take_limits(const cJSON *root, generation *g, td_error *err)
 {
     int64_t a = 0, b = 0;
-    td_status st = take_integer(root, "max_tokens", 1, 4294967295.0, &a, err);
+    td_status st = openai_take_integer(root, "max_tokens", 1, 4294967295.0, &a, err);
 
     if (st == TD_OK)
-        st = take_integer(root, "max_completion_tokens", 1, 4294967295.0, &b, err);
+        st = openai_take_integer(root, "max_completion_tokens", 1, 4294967295.0, &b, err);
     if (st == TD_OK && a != 0 && b != 0 && a != b)
         st = td_fail_param(err, "max_tokens",
                            "max_tokens is %lld and max_completion_tokens %lld: give one of them",
@@ -308,7 +305,7 @@ static td_status take_sampling(const cJSON *root, const openai_defaults *d, gene
     if (st == TD_OK)
         st = take_number(root, "top_p", 0, 1, &top_p, err);
     if (st == TD_OK) /* -1 is how vLLM's clients say "off" */
-        st = take_integer(root, "top_k", -1, 2147483647.0, &top_k, err);
+        st = openai_take_integer(root, "top_k", -1, 2147483647.0, &top_k, err);
     if (st == TD_OK)
         st = take_bool(root, "ignore_eos", &g->ignore_eos, err);
     if (st == TD_OK && g->ignore_eos && !d->allow_ignore_eos)
@@ -366,7 +363,8 @@ td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d
     if (st == TD_OK)
         st = openai_take_tools(root, &g->chat, err);
     if (st == TD_OK)
-        st = take_effort(root, g, err);
+        st = openai_take_effort(openai_field(root, "reasoning_effort"), "reasoning_effort",
+                                &g->chat.effort, err);
     if (st == TD_OK)
         st = take_format(root, err);
     if (st == TD_OK)

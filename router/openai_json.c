@@ -106,11 +106,17 @@ static path at(size_t i, const char *field)
     return p;
 }
 
-/* A string, or an array of text parts joined as they are. Absent stays absent. */
-static td_status take_content(const cJSON *m, size_t i, const char *name, chat *c, td_slice *out,
-                              td_error *err)
+/* Whether a part may be of this type: the APIs have different words for text. */
+static bool is_text(const char *type, const char *also)
 {
-    const cJSON *v = openai_field(m, name), *part;
+    return strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 ||
+           strcmp(type, "output_text") == 0 || (also != NULL && strcmp(type, also) == 0);
+}
+
+td_status openai_take_text(const cJSON *v, const char *where, const char *also, chat *c,
+                           td_slice *out, td_error *err)
+{
+    const cJSON *part;
     td_buf joined = {0};
     td_status st = TD_OK;
     int k = 0;
@@ -122,29 +128,26 @@ static td_status take_content(const cJSON *m, size_t i, const char *name, chat *
         return TD_OK;
     }
     if (!cJSON_IsArray(v))
-        return td_fail_param(err, at(i, name).text,
-                             "%s must be a string or an array of parts, not %s", at(i, name).text,
+        return td_fail_param(err, where, "%s must be a string or an array of parts, not %s", where,
                              openai_type_name(v));
     cJSON_ArrayForEach(part, v)
     {
         const cJSON *type = cJSON_IsObject(part) ? openai_field(part, "type") : NULL;
         const cJSON *text = cJSON_IsObject(part) ? openai_field(part, "text") : NULL;
-        char where[96];
+        char which[96];
 
-        snprintf(where, sizeof where, "%s[%d]", at(i, name).text, k++);
+        snprintf(which, sizeof which, "%s[%d]", where, k++);
         if (!cJSON_IsString(type)) {
-            st = td_fail_param(err, where, "%s must be an object with a type", where);
+            st = td_fail_param(err, which, "%s must be an object with a type", which);
             break;
         }
-        if (strcmp(type->valuestring, "text") != 0 &&
-            strcmp(type->valuestring, "input_text") != 0 &&
-            strcmp(type->valuestring, "output_text") != 0) {
-            st = td_fail_param(err, where, "%s has type \"%.40s\": only text is supported", where,
+        if (!is_text(type->valuestring, also)) {
+            st = td_fail_param(err, which, "%s has type \"%.40s\": only text is supported", which,
                                type->valuestring);
             break;
         }
         if (!cJSON_IsString(text)) {
-            st = td_fail_param(err, where, "%s.text must be a string", where);
+            st = td_fail_param(err, which, "%s.text must be a string", which);
             break;
         }
         td_buf_str(&joined, text->valuestring);
@@ -157,7 +160,13 @@ static td_status take_content(const cJSON *m, size_t i, const char *name, chat *
     return st;
 }
 
-static td_status take_string(const cJSON *o, const char *name, const char *where, bool needed,
+static td_status take_content(const cJSON *m, size_t i, const char *name, chat *c, td_slice *out,
+                              td_error *err)
+{
+    return openai_take_text(openai_field(m, name), at(i, name).text, NULL, c, out, err);
+}
+
+td_status openai_take_string(const cJSON *o, const char *name, const char *where, bool needed,
                              chat *c, td_slice *out, td_error *err)
 {
     const cJSON *v = openai_field(o, name);
@@ -202,11 +211,11 @@ static td_status take_calls(const cJSON *m, size_t i, chat *c, chat_message *out
         function = openai_field(call, "function");
         if (!cJSON_IsObject(function))
             return td_fail_param(err, inner, "%s must be an object", inner);
-        st = take_string(call, "id", where, true, c, &t->id, err);
+        st = openai_take_string(call, "id", where, true, c, &t->id, err);
         if (st == TD_OK)
-            st = take_string(function, "name", inner, true, c, &t->name, err);
+            st = openai_take_string(function, "name", inner, true, c, &t->name, err);
         if (st == TD_OK)
-            st = take_string(function, "arguments", inner, true, c, &t->arguments, err);
+            st = openai_take_string(function, "arguments", inner, true, c, &t->arguments, err);
         if (st != TD_OK)
             return st;
     }
@@ -243,9 +252,10 @@ static td_status take_message(const cJSON *m, size_t i, chat *c, td_error *err)
     if (out->content.ptr == NULL && out->role != CHAT_ASSISTANT)
         return td_fail_param(err, at(i, "content").text, "%s is missing", at(i, "content").text);
     if (out->role == CHAT_TOOL)
-        return take_string(m, "tool_call_id", at(i, "").text, true, c, &out->tool_call_id, err);
+        return openai_take_string(m, "tool_call_id", at(i, "").text, true, c, &out->tool_call_id,
+                                  err);
     if (out->role != CHAT_ASSISTANT)
-        return take_string(m, "name", at(i, "").text, false, c, &out->name, err);
+        return openai_take_string(m, "name", at(i, "").text, false, c, &out->name, err);
     /* Two names are in use for one thing; a client that sends both sends the same. */
     st = take_content(m, i, "reasoning_content", c, &out->reasoning, err);
     if (st == TD_OK && openai_field(m, "reasoning") != NULL)
@@ -280,33 +290,20 @@ td_status openai_take_messages(const cJSON *root, chat *c, td_error *err)
 
 /* ---- tools ---- */
 
-static td_status take_tool(cJSON *t, size_t i, chat *c, td_error *err)
+td_status openai_take_function(cJSON *function, const char *where, chat *c, td_error *err)
 {
-    char where[64], inner[80], field[96];
-    cJSON *function, *params;
-    const cJSON *type, *strict;
-    chat_tool *out;
-    td_status st;
+    chat_tool *out = chat_add_tool(c);
+    const cJSON *strict;
+    cJSON *params;
+    char field[96];
+    td_status st = openai_take_string(function, "name", where, true, c, &out->name, err);
 
-    snprintf(where, sizeof where, "tools[%zu]", i);
-    snprintf(inner, sizeof inner, "tools[%zu].function", i);
-    type = cJSON_IsObject(t) ? openai_field(t, "type") : NULL;
-    if (!cJSON_IsString(type))
-        return td_fail_param(err, where, "%s must be an object with a type", where);
-    if (strcmp(type->valuestring, "function") != 0)
-        return td_fail_param(err, where, "%s has type \"%.40s\": only \"function\" is supported",
-                             where, type->valuestring);
-    function = cJSON_GetObjectItemCaseSensitive(t, "function");
-    if (!cJSON_IsObject(function))
-        return td_fail_param(err, inner, "%s must be an object", inner);
-    out = chat_add_tool(c);
-    st = take_string(function, "name", inner, true, c, &out->name, err);
     if (st == TD_OK)
-        st = take_string(function, "description", inner, false, c, &out->description, err);
+        st = openai_take_string(function, "description", where, false, c, &out->description, err);
     if (st != TD_OK)
         return st;
     strict = openai_field(function, "strict");
-    snprintf(field, sizeof field, "%s.strict", inner);
+    snprintf(field, sizeof field, "%s.strict", where);
     if (strict != NULL && !cJSON_IsBool(strict))
         return td_fail_param(err, field, "%s must be true or false, not %s", field,
                              openai_type_name(strict));
@@ -316,12 +313,31 @@ static td_status take_tool(cJSON *t, size_t i, chat *c, td_error *err)
     params = cJSON_GetObjectItemCaseSensitive(function, "parameters");
     if (params == NULL || cJSON_IsNull(params))
         return TD_OK;
-    snprintf(field, sizeof field, "%s.parameters", inner);
+    snprintf(field, sizeof field, "%s.parameters", where);
     if (!cJSON_IsObject(params))
         return td_fail_param(err, field, "%s must be a JSON schema, an object, not %s", field,
                              openai_type_name(params));
     chat_set_parameters(c, out, cJSON_DetachItemViaPointer(function, params));
     return TD_OK;
+}
+
+static td_status take_tool(cJSON *t, size_t i, chat *c, td_error *err)
+{
+    char where[64], inner[80];
+    const cJSON *type = cJSON_IsObject(t) ? openai_field(t, "type") : NULL;
+    cJSON *function;
+
+    snprintf(where, sizeof where, "tools[%zu]", i);
+    snprintf(inner, sizeof inner, "tools[%zu].function", i);
+    if (!cJSON_IsString(type))
+        return td_fail_param(err, where, "%s must be an object with a type", where);
+    if (strcmp(type->valuestring, "function") != 0)
+        return td_fail_param(err, where, "%s has type \"%.40s\": only \"function\" is supported",
+                             where, type->valuestring);
+    function = cJSON_GetObjectItemCaseSensitive(t, "function");
+    if (!cJSON_IsObject(function))
+        return td_fail_param(err, inner, "%s must be an object", inner);
+    return openai_take_function(function, inner, c, err);
 }
 
 static td_status take_tool_choice(const cJSON *root, chat *c, td_error *err)
@@ -350,7 +366,8 @@ static td_status take_tool_choice(const cJSON *root, chat *c, td_error *err)
         return td_fail_param(err, "tool_choice",
                              "tool_choice must be auto, none, required or a function");
     c->tool_choice = CHAT_TOOL_NAMED;
-    return take_string(f, "name", "tool_choice.function", true, c, &c->tool_choice_name, err);
+    return openai_take_string(f, "name", "tool_choice.function", true, c, &c->tool_choice_name,
+                              err);
 }
 
 td_status openai_take_tools(cJSON *root, chat *c, td_error *err)

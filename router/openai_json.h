@@ -20,8 +20,31 @@ const cJSON *openai_field(const cJSON *object, const char *name);
 /* "a string", "an array", for messages. */
 const char *openai_type_name(const cJSON *v);
 
+/* A string, or an array of text parts joined as they are; NULL leaves *out alone. `where` names it
+ * in errors. Text becomes the chat's. */
+TD_MUST_CHECK td_status openai_take_text(const cJSON *v, const char *where, chat *c, td_slice *out,
+                                         td_error *err);
+
+/* The member `name` of the object that errors call `where`: text of the chat. Absent leaves *out
+ * alone, unless it is needed. */
+TD_MUST_CHECK td_status openai_take_string(const cJSON *o, const char *name, const char *where,
+                                           bool needed, chat *c, td_slice *out, td_error *err);
+
+/* Name, description, parameters (moved out of the tree) and strict of a function, as a new tool. */
+TD_MUST_CHECK td_status openai_take_function(cJSON *function, const char *where, chat *c,
+                                             td_error *err);
+
 TD_MUST_CHECK td_status openai_take_messages(const cJSON *root, chat *c, td_error *err);
 TD_MUST_CHECK td_status openai_take_tools(cJSON *root, chat *c, td_error *err);
+
+/* By openai.c. A whole number of the root within [min, max], true or false at a path, the words of
+ * reasoning effort: absent leaves *out alone. */
+TD_MUST_CHECK td_status openai_take_integer(const cJSON *root, const char *name, double min,
+                                            double max, int64_t *out, td_error *err);
+TD_MUST_CHECK td_status openai_take_bool(const cJSON *v, const char *path, bool *out,
+                                         td_error *err);
+TD_MUST_CHECK td_status openai_take_effort(const cJSON *v, const char *path, chat_effort *out,
+                                           td_error *err);
 
 /* What all forms of a request share, by openai.c: model, limits, sampling, stream. */
 TD_MUST_CHECK td_status openai_take_common(const cJSON *root, const openai_defaults *d,
