@@ -21,9 +21,10 @@ const cJSON *openai_field(const cJSON *object, const char *name);
 const char *openai_type_name(const cJSON *v);
 
 /* A string, or an array of text parts joined as they are; NULL leaves *out alone. `where` names it
- * in errors. Text becomes the chat's. */
-TD_MUST_CHECK td_status openai_take_text(const cJSON *v, const char *where, chat *c, td_slice *out,
-                                         td_error *err);
+ * in errors. `also` (may be NULL) is a type of part that is text here, beside text, input_text and
+ * output_text. The text becomes the chat's. */
+TD_MUST_CHECK td_status openai_take_text(const cJSON *v, const char *where, const char *also,
+                                         chat *c, td_slice *out, td_error *err);
 
 /* The member `name` of the object that errors call `where`: text of the chat. Absent leaves *out
  * alone, unless it is needed. */
