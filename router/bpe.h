@@ -13,7 +13,7 @@
 #include "common/buf.h"
 #include "common/status.h"
 #include "router/merges.h"
-#include "router/vocab.h"
+#include "common/vocab.h"
 
 enum {
     BPE_SHORT = 96, /* bytes; longer pieces use the queue. Where both cost about the same. */

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
-#include "router/vocab.h"
+#include "common/vocab.h"
 
 #define MERGE_NONE UINT32_MAX
 

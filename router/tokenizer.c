@@ -16,7 +16,7 @@
 #include "router/bpe.h"
 #include "router/merges.h"
 #include "router/pretokenize.h"
-#include "router/vocab.h"
+#include "router/vocab_o200k.h"
 
 struct tokenizer {
     vocab v;

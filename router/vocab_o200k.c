@@ -1,7 +1,7 @@
 /* o200k_base.tiktoken: a line a token, "<base64 of its bytes> <rank>". The file is public and never
  * changes, so it is checked by hash; the special tokens of o200k_harmony, which gpt-oss uses with
  * it, are in no file and stand here. */
-#include "router/vocab.h"
+#include "router/vocab_o200k.h"
 
 #include <stdio.h>
 #include <string.h>

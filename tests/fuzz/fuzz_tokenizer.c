@@ -8,7 +8,7 @@
 #include "router/merges.h"
 #include "router/pretokenize.h"
 #include "router/tokenizer.h"
-#include "router/vocab.h"
+#include "common/vocab.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

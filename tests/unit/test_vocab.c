@@ -12,8 +12,9 @@
 
 #include "router/merges.h"
 #include "router/sha256.h"
+#include "router/vocab_o200k.h"
 #include "router/tokenizer.h"
-#include "router/vocab.h"
+#include "common/vocab.h"
 #include "tokenizer_json.h"
 
 static void hello_json(td_buf *json)

@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "router/pretokenize.h"
+#include "common/vocab.h"
 
 const char *toy_piece(const toy_vocab *v, int id, char one[2])
 {
@@ -155,7 +155,7 @@ void toy_write(const toy_vocab *v, td_buf *out)
     td_buf_str(out,
                "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
                "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"");
-    td_buf_json(out, PRETOKENIZE_PATTERN, strlen(PRETOKENIZE_PATTERN));
+    td_buf_json(out, VOCAB_PATTERN, strlen(VOCAB_PATTERN));
     td_buf_str(out, "\"},\"behavior\":\"Isolated\",\"invert\":false},"
                     "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
                     "\"use_regex\":false}]},\"model\":{\"type\":\"BPE\",\"dropout\":null,");

@@ -2,7 +2,7 @@
  * words are tokens, so one probe ends them. Slots of 16 bytes hold the bytes of tokens up to 8
  * bytes long, which is the majority in use, so that a hit touches one cache line. The table's
  * content is fixed, so nobody can craft text that makes its chains longer. */
-#include "router/vocab.h"
+#include "common/vocab.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  *
  * Ordinary tokens have the ids 0 .. n_ordinary - 1, without gaps; special tokens lie above, maybe
  * with gaps. Every single byte is an ordinary token, so any text can be encoded. */
-#ifndef TANDEM_ROUTER_VOCAB_H
-#define TANDEM_ROUTER_VOCAB_H
+#ifndef TANDEM_COMMON_VOCAB_H
+#define TANDEM_COMMON_VOCAB_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -56,11 +56,12 @@ typedef struct vocab {
     bool whole_piece_first; /* a piece that is a token is that token, whatever merging would give */
 } vocab;
 
+/* How text is cut into pieces before merging, as tokenizer.json and tiktoken spell it: the one
+ * pattern that is understood. */
+extern const char VOCAB_PATTERN[];
+
 /* tokenizer.json as Hugging Face writes it. text[0..n) is the file and is not needed afterwards. */
 TD_MUST_CHECK td_status vocab_load_json(vocab *v, const char *text, size_t n, td_error *err);
-
-/* o200k_base.tiktoken, with the special tokens of o200k_harmony. Any other file is refused. */
-TD_MUST_CHECK td_status vocab_load_o200k(vocab *v, const char *text, size_t n, td_error *err);
 
 /* A half-filled or zeroed one is fine. */
 void vocab_fini(vocab *v);

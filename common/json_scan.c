@@ -1,4 +1,4 @@
-#include "router/json_scan.h"
+#include "common/json_scan.h"
 
 #include <string.h>
 

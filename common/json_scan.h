@@ -4,8 +4,8 @@
  * over the text instead; values that are small and awkward are handed on as slices. It does not
  * recurse, reads nothing past the end, and stops for good at the first mistake: every function then
  * returns false and json_scan_error() says what and where. */
-#ifndef TANDEM_ROUTER_JSON_SCAN_H
-#define TANDEM_ROUTER_JSON_SCAN_H
+#ifndef TANDEM_COMMON_JSON_SCAN_H
+#define TANDEM_COMMON_JSON_SCAN_H
 
 #include <stddef.h>
 #include <stdint.h>

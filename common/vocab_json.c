@@ -4,19 +4,25 @@
  *
  * The vocabulary is written in an alphabet that stands for bytes: printable Latin-1 characters
  * stand for themselves, the other 68 bytes for U+0100 and up. */
-#include "router/vocab.h"
+#include "common/vocab.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/json_file.h"
-#include "router/json_scan.h"
-#include "router/pretokenize.h"
+#include "common/json_scan.h"
 
 enum {
     ALPHABET = 0x144, /* code points that stand for a byte lie below */
     N_REST = 68,      /* bytes that are not printable Latin-1 */
 };
+
+const char VOCAB_PATTERN[] =
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 /* The parts of the file; ptr is NULL for those not seen. */
 typedef struct json_parts {
@@ -140,7 +146,7 @@ static td_status check_steps(const cJSON *root, td_error *err)
         strcmp(string_of(bytes, "type"), "ByteLevel") != 0)
         return td_fail(err, TD_INVALID,
                        "pre_tokenizer is not a Sequence of Split and ByteLevel, as gpt-oss has it");
-    if (strcmp(string_of(pattern, "Regex"), PRETOKENIZE_PATTERN) != 0)
+    if (strcmp(string_of(pattern, "Regex"), VOCAB_PATTERN) != 0)
         return td_fail(err, TD_INVALID,
                        "pre_tokenizer splits by another pattern than that of o200k: %.60s",
                        string_of(pattern, "Regex"));
