@@ -61,6 +61,7 @@ typedef struct chat_message {
     chat_role role;
     td_slice content;
     td_slice reasoning;    /* assistant only: "reasoning" or "reasoning_content" */
+    bool preamble;         /* assistant only: no final answer, though there is no call either */
     td_slice name;         /* never rendered for user messages */
     td_slice tool_call_id; /* tool only */
     chat_tool_call *calls; /* assistant only, in call order */

@@ -129,7 +129,7 @@ static td_slice function_author(render *r, td_slice name)
 /* Whether a message is a final answer: what ends a turn, and with it the life of its reasoning. */
 static bool is_final(const chat_message *m)
 {
-    return m->role == CHAT_ASSISTANT && m->content.len > 0 && m->n_calls == 0;
+    return m->role == CHAT_ASSISTANT && m->content.len > 0 && m->n_calls == 0 && !m->preamble;
 }
 
 /* How many messages there are, not counting those at the end that render to nothing. */
@@ -160,9 +160,9 @@ static td_status add_assistant(render *r, size_t index, int32_t final_terminator
         st = harmony_render_message(r->h, &out, r->out, r->err);
     }
     if (st == TD_OK && m->content.len > 0) {
-        out.channel = m->n_calls == 0 ? TD_SLICE("final") : TD_SLICE("commentary");
+        out.channel = is_final(m) ? TD_SLICE("final") : TD_SLICE("commentary");
         out.content = m->content;
-        if (m->n_calls == 0)
+        if (is_final(m))
             out.terminator = final_terminator;
         st = harmony_render_message(r->h, &out, r->out, r->err);
     }

@@ -50,6 +50,10 @@ typedef struct answer {
     void (*on_logprobs)(void *user, const token_logprobs *list, size_t n);
     void (*on_call_begin)(void *user, size_t index, const char *id, td_slice name);
     void (*on_call_args)(void *user, size_t index, td_slice text);
+    /* A message is over, cut short unless complete; the next piece begins another one, which after
+     * one of the same kind begins with the "\n" that joins them. Nothing of it is held back any
+     * more: a stop string does not reach over the end of a message. NULL: it may, and is fine. */
+    void (*on_message_end)(void *user, harmony_kind kind, bool complete);
     void (*on_flush)(void *user); /* end of a batch of pieces: write out now */
     void (*on_finish)(void *user, const char *finish_reason, const request_usage *u);
     void (*on_error)(void *user, const td_error *err, uint32_t retry_s); /* retry_s 0: no advice */
@@ -67,7 +71,9 @@ TD_MUST_CHECK td_status request_submit(router *r, generation *g, const char *lab
  * kept: a literal. */
 void request_cancel(request *q, const char *why);
 
-uint64_t request_id(const request *q);       /* unique in this router */
+uint64_t request_id(const request *q); /* unique in this router */
+/* Whether the content that comes now belongs to the final answer, not to a preamble of calls. */
+bool request_final_begun(const request *q);
 int64_t request_created_s(const request *q); /* wall clock, seconds since 1970 */
 const request_times *request_times_of(const request *q);
 const request_usage *request_usage_of(const request *q);

@@ -66,6 +66,33 @@ static void on_call_args(void *user, size_t index, td_slice text)
         q->answer.on_call_args(q->user, index, text);
 }
 
+static void on_message_end(void *user, harmony_kind kind, size_t index, bool complete)
+{
+    request *q = user;
+    td_slice rest;
+
+    (void)index;
+    if (q->cancel_wanted || q->answer.on_message_end == NULL)
+        return;
+    if (kind == HARMONY_CONTENT && !q->stop_string_hit) {
+        rest = stop_strings_flush(q->stops);
+        if (wants_logprobs(q)) {
+            count_logprobs(q);
+            content_logprobs_text(&q->logprobs, 0, rest.len);
+            send_logprobs(q, true);
+        }
+        if (rest.len > 0)
+            q->answer.on_content(q->user, rest);
+    }
+    if (!q->cancel_wanted)
+        q->answer.on_message_end(q->user, kind, complete);
+}
+
+bool request_final_begun(const request *q)
+{
+    return q->parser == NULL || harmony_parser_stats(q->parser)->final_begun;
+}
+
 /* One token of a raw answer: control tokens are not text, and those that stop end it. */
 static bool raw_push(request *q, int32_t token)
 {
@@ -94,8 +121,10 @@ static void raw_finish(request *q)
 
 td_status request_output_open(request *q, td_error *err)
 {
-    static const harmony_sink sink = {
-        .on_text = on_text, .on_tool_call_begin = on_call_begin, .on_tool_call_args = on_call_args};
+    static const harmony_sink sink = {.on_text = on_text,
+                                      .on_tool_call_begin = on_call_begin,
+                                      .on_tool_call_args = on_call_args,
+                                      .on_message_end = on_message_end};
     td_status st = stop_strings_create(q->g.stop, q->g.n_stop, &q->stops, err);
 
     if (st == TD_OK && !q->g.raw)

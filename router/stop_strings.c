@@ -150,6 +150,8 @@ td_slice stop_strings_flush(stop_strings *s)
         td_buf_add(&s->out, s->held.ptr, s->held.len);
     s->oom |= s->out.oom;
     td_buf_clear(&s->held);
+    for (size_t d = 0; d < s->n; d++)
+        s->needles[d].state = 0; /* what was let go cannot be the beginning of a match */
     return ready_text(s);
 }
 

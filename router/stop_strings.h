@@ -23,7 +23,8 @@ void stop_strings_free(stop_strings *s); /* NULL is fine */
  * same byte the longest counts. */
 bool stop_strings_push(stop_strings *s, td_slice text, td_slice *ready);
 
-/* The end came without a stop string: what was held back. Empty after a match. */
+/* The text, or a part of it across which no stop string counts, has ended without one: what was
+ * held back. Empty after a match. */
 td_slice stop_strings_flush(stop_strings *s);
 
 /* Which stop string matched, -1 for none. */

@@ -228,6 +228,25 @@ static void test_characters_come_whole_however_cut(void **state)
     }
 }
 
+static void test_a_flush_in_between_is_a_border(void **state)
+{
+    const td_slice stop = TD_SLICE("abc");
+    stop_strings *s;
+    td_slice ready;
+    td_error err = {0};
+
+    (void)state;
+    assert_int_equal(stop_strings_create(&stop, 1, &s, &err), TD_OK);
+    assert_false(stop_strings_push(s, TD_SLICE("xab"), &ready));
+    assert_true(td_slice_eq(ready, TD_SLICE("x")));
+    assert_true(td_slice_eq(stop_strings_flush(s), TD_SLICE("ab")));
+    assert_false(stop_strings_push(s, TD_SLICE("cd"), &ready)); /* "abc" is over the border */
+    assert_true(td_slice_eq(ready, TD_SLICE("cd")));
+    assert_true(stop_strings_push(s, TD_SLICE("eabcf"), &ready));
+    assert_true(td_slice_eq(ready, TD_SLICE("e")));
+    stop_strings_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -235,6 +254,7 @@ int main(void)
         cmocka_unit_test(test_of_several_the_first_to_end_counts),
         cmocka_unit_test(test_without_stop_strings_all_passes),
         cmocka_unit_test(test_an_empty_stop_string_is_refused),
+        cmocka_unit_test(test_a_flush_in_between_is_a_border),
         cmocka_unit_test(test_random_text_against_the_definition),
         cmocka_unit_test(test_characters_come_whole_however_cut),
     };
