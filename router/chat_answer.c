@@ -157,13 +157,13 @@ static void add_logprob(td_buf *b, float v)
 
 /* `"token":..,"logprob":..,"bytes":[..]`; a token may be a part of a character, which `token` shows
  * as U+FFFD. */
-static void add_token(chat_answer *a, int32_t id, float logprob)
+static void add_token(td_buf *b, const router *r, int32_t id, float logprob)
 {
-    td_buf *b = &a->tokens, text = {0};
+    td_buf text = {0};
     utf8_stream u = {0};
     td_slice bytes = {"", 0};
 
-    tokenizer_bytes(a->r->tokenizer, id, &bytes); /* none for an id that is only in the model */
+    tokenizer_bytes(r->tokenizer, id, &bytes); /* none for an id that is only in the model */
     utf8_stream_push(&u, bytes, &text);
     utf8_stream_end(&u, &text);
     td_buf_str(b, "\"token\":");
@@ -178,23 +178,28 @@ static void add_token(chat_answer *a, int32_t id, float logprob)
     td_buf_free(&text);
 }
 
+void chat_answer_logprobs(td_buf *b, const router *r, const token_logprobs *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const td_logprobs *l = &list[i].logprobs;
+
+        td_buf_str(b, b->len > 0 ? ",{" : "{");
+        add_token(b, r, list[i].token, l->chosen);
+        td_buf_str(b, ",\"top_logprobs\":[");
+        for (int32_t k = 0; k < l->n; k++) {
+            td_buf_str(b, k > 0 ? ",{" : "{");
+            add_token(b, r, l->id[k], l->logprob[k]);
+            td_buf_byte(b, '}');
+        }
+        td_buf_str(b, "]}");
+    }
+}
+
 static void on_logprobs(void *user, const token_logprobs *list, size_t n)
 {
     chat_answer *a = user;
 
-    for (size_t i = 0; i < n; i++) {
-        const td_logprobs *l = &list[i].logprobs;
-
-        td_buf_str(&a->tokens, a->tokens.len > 0 ? ",{" : "{");
-        add_token(a, list[i].token, l->chosen);
-        td_buf_str(&a->tokens, ",\"top_logprobs\":[");
-        for (int32_t k = 0; k < l->n; k++) {
-            td_buf_str(&a->tokens, k > 0 ? ",{" : "{");
-            add_token(a, l->id[k], l->logprob[k]);
-            td_buf_byte(&a->tokens, '}');
-        }
-        td_buf_str(&a->tokens, "]}");
-    }
+    chat_answer_logprobs(&a->tokens, a->r, list, n);
 }
 
 /* `,"logprobs":..` with what has come; null where there is none in a chunk, or none was wanted. */

@@ -16,6 +16,8 @@ void chat_answer_error(td_http_request *req, const td_error *err, uint32_t retry
 
 /* Pieces that all answers share. The error as one event of a stream. */
 void chat_answer_error_event(td_buf *b, const td_error *err);
+/* Append one object a token, with a comma before it unless b is empty. */
+void chat_answer_logprobs(td_buf *b, const router *r, const token_logprobs *list, size_t n);
 void chat_answer_usage(td_buf *b, const request_usage *u);
 /* After each flush of a stream. True: the client reads too slowly, or (broken) the answer has lost
  * a part; that is logged and q cancelled, which calls nothing any more. The caller cuts the

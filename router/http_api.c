@@ -7,6 +7,7 @@
 #include "router/chat_answer.h"
 #include "router/completions.h"
 #include "router/openai.h"
+#include "router/responses.h"
 #include "router/tokenize_api.h"
 
 #ifndef TANDEM_VERSION
@@ -44,6 +45,11 @@ static void on_chat(http_api *a, td_http_request *req)
 static void on_completion(http_api *a, td_http_request *req)
 {
     completions_start(a->r, req);
+}
+
+static void on_response(http_api *a, td_http_request *req)
+{
+    responses_start(a->r, req);
 }
 
 static void on_tokenize(http_api *a, td_http_request *req)
@@ -145,6 +151,7 @@ typedef struct route {
 static const route routes[] = {
     {"/v1/chat/completions", TD_HTTP_POST, on_chat},
     {"/v1/completions", TD_HTTP_POST, on_completion},
+    {"/v1/responses", TD_HTTP_POST, on_response},
     {"/tokenize", TD_HTTP_POST, on_tokenize},
     {"/detokenize", TD_HTTP_POST, on_detokenize},
     {"/v1/models", TD_HTTP_GET, on_models},

@@ -340,7 +340,7 @@ static td_status take_tool(cJSON *t, size_t i, chat *c, td_error *err)
     return openai_take_function(function, inner, c, err);
 }
 
-static td_status take_tool_choice(const cJSON *root, chat *c, td_error *err)
+td_status openai_take_tool_choice(const cJSON *root, chat *c, td_error *err)
 {
     const cJSON *v = openai_field(root, "tool_choice"), *f;
 
@@ -361,11 +361,21 @@ static td_status take_tool_choice(const cJSON *root, chat *c, td_error *err)
                                  "tool_choice is required, but there are no tools");
         return TD_OK;
     }
+    f = cJSON_IsObject(v) ? openai_field(v, "type") : NULL;
+    if (cJSON_IsString(f) && strcmp(f->valuestring, "function") != 0)
+        return td_fail_param(
+            err, "tool_choice.type",
+            "tool_choice of type \"%.40s\" is not supported: it must be auto, none, "
+            "required or a function",
+            f->valuestring);
+    c->tool_choice = CHAT_TOOL_NAMED;
+    if (f != NULL && openai_field(v, "function") == NULL &&
+        openai_field(v, "name") != NULL) /* as /v1/responses has it */
+        return openai_take_string(v, "name", "tool_choice", true, c, &c->tool_choice_name, err);
     f = cJSON_IsObject(v) ? openai_field(v, "function") : NULL;
     if (!cJSON_IsObject(f))
         return td_fail_param(err, "tool_choice",
                              "tool_choice must be auto, none, required or a function");
-    c->tool_choice = CHAT_TOOL_NAMED;
     return openai_take_string(f, "name", "tool_choice.function", true, c, &c->tool_choice_name,
                               err);
 }
@@ -390,5 +400,5 @@ td_status openai_take_tools(cJSON *root, chat *c, td_error *err)
                 return st;
         }
     }
-    return take_tool_choice(root, c, err);
+    return openai_take_tool_choice(root, c, err);
 }

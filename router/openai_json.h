@@ -38,6 +38,9 @@ TD_MUST_CHECK td_status openai_take_function(cJSON *function, const char *where,
 TD_MUST_CHECK td_status openai_take_messages(const cJSON *root, chat *c, td_error *err);
 TD_MUST_CHECK td_status openai_take_tools(cJSON *root, chat *c, td_error *err);
 
+/* tool_choice, whose function may be nested or flat; after the tools. */
+TD_MUST_CHECK td_status openai_take_tool_choice(const cJSON *root, chat *c, td_error *err);
+
 /* By openai.c. A whole number of the root within [min, max], true or false at a path, the words of
  * reasoning effort: absent leaves *out alone. */
 TD_MUST_CHECK td_status openai_take_integer(const cJSON *root, const char *name, double min,

@@ -362,13 +362,13 @@ def test_sdk_nothing_is_left(c):
     same(c.service.metric("router", "vllm:num_requests_running"), 0)
 
 
-def main():
+def main(names):
     args = argparse.ArgumentParser()
     args.add_argument("--bin", required=True)
     args.add_argument("--slow", action="store_true")
     args.add_argument("cases", nargs="*")
     args = args.parse_args()
-    cases = [(n, f) for n, f in globals().items() if n.startswith("test_sdk_")
+    cases = [(n, f) for n, f in names.items() if n.startswith("test_sdk_")
              and (not args.cases or n in args.cases)]
     if not cases:
         sys.exit(f"no such case: {' '.join(args.cases)}")
@@ -395,4 +395,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(globals()))
