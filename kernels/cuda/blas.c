@@ -3,7 +3,29 @@
 #include "kernels/cuda/blas.h"
 
 #include <cublasLt.h>
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdlib.h>
+
+/* What is used of the library. The _internal ones are what its header's inline functions call. */
+#define FUNCTIONS(X) \
+    X(cublasLtCreate) \
+    X(cublasLtDestroy) \
+    X(cublasLtGetStatusString) \
+    X(cublasLtMatmul) \
+    X(cublasLtMatmulAlgoGetHeuristic) \
+    X(cublasLtMatmulDescInit_internal) \
+    X(cublasLtMatmulDescSetAttribute) \
+    X(cublasLtMatmulPreferenceInit_internal) \
+    X(cublasLtMatmulPreferenceSetAttribute) \
+    X(cublasLtMatrixLayoutInit_internal)
+
+/* Filled once, before any handle is made. */
+static struct {
+#define X(name) __typeof__(name) *name;
+    FUNCTIONS(X)
+#undef X
+} lt;
 
 enum { PLANS = 256, PLAN_ROWS = 128 }; /* prefill chunks of 8192 rows and two shapes: 128 plans */
 
@@ -25,6 +47,59 @@ typedef struct product {
     cublasLtMatrixLayoutOpaque_t w, a, out;
 } product;
 
+/* --- the library ------------------------------------------------------------------------------ */
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#define SONAME "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
+
+td_status td_cuda_blas_load(const char *const *names, int n, td_error *err)
+{
+    void *library = NULL;
+
+    for (int i = 0; i < n && library == NULL; i++) {
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (library == NULL && i == 0) /* the reason of the first: the others are guesses */
+            td_fail(err, TD_IO,
+                    "cuda: the library of large products cannot be loaded (%s). Install cuBLAS %d "
+                    "(libcublas of the CUDA toolkit, or Python's nvidia-cublas), or name the "
+                    "folder of " SONAME " in LD_LIBRARY_PATH; --backend cpu needs none",
+                    dlerror(), CUBLAS_VER_MAJOR);
+    }
+    if (library == NULL)
+        return TD_IO;
+#define X(name) \
+    *(void **)&lt.name = dlsym(library, #name); \
+    if (lt.name == NULL) { \
+        dlclose(library); \
+        return td_fail(err, TD_IO, "cuda: " SONAME " has no " #name ": it is not cuBLAS %d", \
+                       CUBLAS_VER_MAJOR); \
+    }
+    FUNCTIONS(X)
+#undef X
+    return TD_OK; /* it stays for as long as the process: kernels may run to the end */
+}
+
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+static bool loaded;
+
+/* By the loader's own rules, then where the toolkit of this build had it, then its usual place. */
+td_status td_cuda_blas_ready(td_error *err)
+{
+    static const char *const names[] = {SONAME, TANDEM_CUBLASLT_DIR "/" SONAME,
+                                        "/usr/local/cuda/lib64/" SONAME};
+    td_status st = TD_OK;
+
+    pthread_mutex_lock(&loading);
+    if (!loaded)
+        st = td_cuda_blas_load(names, sizeof names / sizeof names[0], err);
+    loaded = st == TD_OK;
+    pthread_mutex_unlock(&loading);
+    return st;
+}
+
+/* --- products --------------------------------------------------------------------------------- */
+
 static td_status blas_status(td_error *err, cublasStatus_t e, const char *step, const char *what)
 {
     td_status st = TD_DEVICE;
@@ -35,7 +110,7 @@ static td_status blas_status(td_error *err, cublasStatus_t e, const char *step, 
         st = TD_NOMEM;
     else if (e == CUBLAS_STATUS_NOT_SUPPORTED)
         st = TD_INVALID;
-    return td_fail(err, st, "%s: cublasLt: %s: %s", step, what, cublasLtGetStatusString(e));
+    return td_fail(err, st, "%s: cublasLt: %s: %s", step, what, lt.cublasLtGetStatusString(e));
 }
 
 static td_status blas_of(td_dev *dev, const char *step, cuda_blas **out, td_error *err)
@@ -47,7 +122,7 @@ static td_status blas_of(td_dev *dev, const char *step, cuda_blas **out, td_erro
 
         if (b == NULL)
             return td_fail(err, TD_NOMEM, "%s: no memory for cublasLt's plans", step);
-        st = blas_status(err, cublasLtCreate(&b->handle), step, "making a handle");
+        st = blas_status(err, lt.cublasLtCreate(&b->handle), step, "making a handle");
         if (st != TD_OK) {
             free(b);
             return st;
@@ -62,7 +137,7 @@ void td_cuda_blas_close(cuda_blas *b)
 {
     if (b == NULL)
         return;
-    (void)cublasLtDestroy(b->handle);
+    (void)lt.cublasLtDestroy(b->handle);
     free(b);
 }
 
@@ -83,23 +158,27 @@ static cublasStatus_t describe(product *p, const cuda_blas_args *a, int32_t M)
     const cublasLtEpilogue_t epilogue =
         a->bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const uint64_t K = (uint64_t)a->K, N = (uint64_t)a->N;
-    cublasStatus_t e = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasStatus_t e =
+        lt.cublasLtMatmulDescInit_internal(&p->op, sizeof p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
 
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulDescSetAttribute(&p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                           sizeof transposed);
+        e = lt.cublasLtMatmulDescSetAttribute(&p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                              sizeof transposed);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulDescSetAttribute(&p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                           sizeof epilogue);
+        e = lt.cublasLtMatmulDescSetAttribute(&p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                              sizeof epilogue);
     if (e == CUBLAS_STATUS_SUCCESS && a->bias != NULL)
-        e = cublasLtMatmulDescSetAttribute(&p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias,
-                                           sizeof a->bias);
+        e = lt.cublasLtMatmulDescSetAttribute(&p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias,
+                                              sizeof a->bias);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatrixLayoutInit(&p->w, CUDA_R_16BF, K, N, td_cuda_pitch(a->K));
+        e = lt.cublasLtMatrixLayoutInit_internal(&p->w, sizeof p->w, CUDA_R_16BF, K, N,
+                                                 td_cuda_pitch(a->K));
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatrixLayoutInit(&p->a, CUDA_R_16BF, K, (uint64_t)M, a->lda);
+        e = lt.cublasLtMatrixLayoutInit_internal(&p->a, sizeof p->a, CUDA_R_16BF, K, (uint64_t)M,
+                                                 a->lda);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatrixLayoutInit(&p->out, CUDA_R_16BF, N, (uint64_t)M, a->ldo);
+        e = lt.cublasLtMatrixLayoutInit_internal(&p->out, sizeof p->out, CUDA_R_16BF, N,
+                                                 (uint64_t)M, a->ldo);
     return e;
 }
 
@@ -116,16 +195,16 @@ static td_status find_algo(cuda_blas *b, const cuda_blas_args *a, int32_t M, con
     cublasStatus_t e = describe(&p, a, M);
 
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulPreferenceInit(&pref);
+        e = lt.cublasLtMatmulPreferenceInit_internal(&pref, sizeof pref);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                 &workspace, sizeof workspace);
+        e = lt.cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                    &workspace, sizeof workspace);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                 &reductions, sizeof reductions);
+        e = lt.cublasLtMatmulPreferenceSetAttribute(
+            &pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(b->handle, &p.op, &p.w, &p.a, &p.out, &p.out, &pref, 1,
-                                           &best, &n);
+        e = lt.cublasLtMatmulAlgoGetHeuristic(b->handle, &p.op, &p.w, &p.a, &p.out, &p.out, &pref,
+                                              1, &best, &n);
     if (e == CUBLAS_STATUS_SUCCESS && n == 0)
         e = CUBLAS_STATUS_NOT_SUPPORTED;
     if (e == CUBLAS_STATUS_SUCCESS)
@@ -166,7 +245,8 @@ td_status td_cuda_blas(td_stream *s, const cuda_blas_args *a, const char *step, 
         (st = blas_status(err, describe(&p, a, a->M), step, "describing it")) != TD_OK)
         return st;
     return blas_status(err,
-                       cublasLtMatmul(b->handle, &p.op, &one, a->w, &p.w, a->a, &p.a, &zero, a->out,
-                                      &p.out, a->out, &p.out, &way->algo, NULL, 0, s->handle),
+                       lt.cublasLtMatmul(b->handle, &p.op, &one, a->w, &p.w, a->a, &p.a, &zero,
+                                         a->out, &p.out, a->out, &p.out, &way->algo, NULL, 0,
+                                         s->handle),
                        step, "the product");
 }

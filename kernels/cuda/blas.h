@@ -1,7 +1,8 @@
 /* blas: large dense products by cuBLASLt, at about 790 TFLOP/s where mma.sync gives 315.
  *
- * For steps of more than TD_SMALL_STEP rows. Without the library at build time nothing is taken,
- * and the GEMM of gemm.h does all. */
+ * For steps of more than TD_SMALL_STEP rows. Without the library's header at build time nothing is
+ * taken, and the GEMM of gemm.h does all. The library itself (0.5 GB of file, 150 MB resident) is
+ * loaded when the first device is opened: a worker on the CPU needs none. */
 #ifndef TANDEM_KERNELS_CUDA_BLAS_H
 #define TANDEM_KERNELS_CUDA_BLAS_H
 
@@ -26,6 +27,12 @@ typedef struct cuda_blas_args {
 
 #ifdef TANDEM_HAS_CUBLASLT
 
+/* Load the library, once in a process; any thread. TD_IO: it is not on this machine; the text says
+ * what to do. Before any of the functions below. */
+TD_MUST_CHECK td_status td_cuda_blas_ready(td_error *err);
+/* The first of these files that can be loaded (tests). */
+TD_MUST_CHECK td_status td_cuda_blas_load(const char *const *names, int n, td_error *err);
+
 /* Rows and pointers at 16-byte boundaries. */
 bool td_cuda_blas_takes(const cuda_blas_args *a);
 
@@ -38,6 +45,11 @@ void td_cuda_blas_close(cuda_blas *b); /* NULL is fine */
 
 #else
 
+static inline td_status td_cuda_blas_ready(td_error *err)
+{
+    (void)err;
+    return TD_OK;
+}
 static inline bool td_cuda_blas_takes(const cuda_blas_args *a)
 {
     (void)a;

@@ -82,7 +82,7 @@ static td_status dev_open(const td_dev_options *opt, td_dev **out, td_error *err
     td_status st = check_device(opt->index, err);
     td_dev *dev;
 
-    if (st != TD_OK)
+    if (st != TD_OK || (st = td_cuda_blas_ready(err)) != TD_OK)
         return st;
     dev = calloc(1, sizeof *dev);
     if (dev == NULL)
