@@ -1,4 +1,5 @@
-/* model: opening and closing. The steps are in model_step.c, a rank's pass in model_forward.c. */
+/* model: opening and closing. What it takes of memory is in model_memory.c, the steps in
+ * model_step.c, a rank's pass in model_forward.c. */
 #include "common/model.h"
 
 #include <stdlib.h>
@@ -73,22 +74,6 @@ static void choose_buckets(td_model *m)
     m->bucket[m->n_buckets++].T = most;
 }
 
-static td_dims dims_of(const td_model *m, const td_shard *s)
-{
-    return (td_dims){.T = m->opt.max_tokens,
-                     .D = m->cfg.hidden,
-                     .H = s->n_q,
-                     .K = s->n_kv,
-                     .d = m->cfg.head_dim,
-                     .M = m->cfg.n_experts,
-                     .E = s->n_experts,
-                     .I = s->n_inner,
-                     .k = m->cfg.top_k,
-                     .V = s->n_vocab,
-                     .head_rows = m->head_rows,
-                     .sample_V = s->rank == 0 ? m->cfg.vocab : 0};
-}
-
 typedef struct opening {
     td_model *m;
     const td_rope *rope;
@@ -123,43 +108,16 @@ static td_status alloc_rank(void *ctx, int32_t rank, td_error *err)
     opening *o = ctx;
     td_model *m = o->m;
     model_rank *r = &m->rank[rank];
-    size_t T = (size_t)m->opt.max_tokens, D = (size_t)m->cfg.hidden, k = (size_t)m->cfg.top_k;
-    size_t act = td_elt_bytes(m->ops->act), resid = td_elt_bytes(m->ops->resid);
-    size_t rope = (size_t)o->rope->n_positions * (size_t)o->rope->half * sizeof(float);
-    td_dims dims = dims_of(m, &r->shard);
+    model_buffer want[MODEL_BUFFERS];
+    int n = model_buffers(m, r, want);
     td_status st = m->ops->dev_bind(r->dev, err);
-    struct {
-        td_buffer *buf;
-        size_t bytes;
-    } want[] = {
-        {&r->cos, rope},
-        {&r->sin, rope},
-        {&r->inputs, m->in.total * sizeof(int32_t)},
-        {&r->table, (size_t)m->in.table_rows * (size_t)m->in.max_pages * sizeof(int32_t)},
-        {&r->x, T * D * resid},
-        {&r->q, T * (size_t)(r->shard.n_q * m->cfg.head_dim) * act},
-        {&r->part[0], T * D * act},
-        {&r->part[1], T * D * act},
-        {&r->t, T * D * act},
-        {&r->idx, T * k * sizeof(int32_t)},
-        {&r->prob, T * k * sizeof(float)},
-        {&r->logits, (size_t)m->head_rows * (size_t)r->shard.n_vocab * sizeof(float)},
-        {&r->full, rank == 0 && m->comm != NULL
-                       ? (size_t)m->head_rows * (size_t)m->cfg.vocab * sizeof(float)
-                       : 0},
-        {&r->masks, rank == 0 ? m->masks.bytes : 0},
-        {&r->out, rank == 0 ? m->out.bytes : 0},
-        {&r->ws, m->ops->workspace_bytes(r->dev, &dims)},
-    };
 
-    for (size_t i = 0; st == TD_OK && i < sizeof want / sizeof want[0]; i++) {
+    for (int i = 0; st == TD_OK && i < n; i++)
         st = m->ops->alloc(r->dev, want[i].bytes, want[i].buf, err);
-        r->work_bytes += want[i].bytes;
-    }
     if (st == TD_OK)
-        st = m->ops->copy_in(r->stream, r->cos.ptr, o->rope->cos, rope, err);
+        st = m->ops->copy_in(r->stream, r->cos.ptr, o->rope->cos, r->cos.bytes, err);
     if (st == TD_OK)
-        st = m->ops->copy_in(r->stream, r->sin.ptr, o->rope->sin, rope, err);
+        st = m->ops->copy_in(r->stream, r->sin.ptr, o->rope->sin, r->sin.bytes, err);
     if (st == TD_OK)
         st = m->ops->sync(r->stream, err);
     return st == TD_OK ? st : td_wrap(err, "memory of rank %d", rank);
@@ -174,49 +132,6 @@ static td_status alloc_kv_rank(void *ctx, int32_t rank, td_error *err)
     if (st == TD_OK)
         st = m->ops->alloc(r->dev, m->kv.region_bytes, &r->kv, err);
     return st == TD_OK ? st : td_wrap(err, "KV memory of rank %d", rank);
-}
-
-static double gib(uint64_t bytes)
-{
-    return (double)bytes / (double)(1 << 30);
-}
-
-static td_status set_kv_pages(td_model *m, uint32_t pages, td_error *err)
-{
-    m->opt.kv_pages = pages;
-    return td_kv_geometry_init(&m->kv, &m->cfg, m->opt.tp, m->opt.kv_dtype, pages, m->opt.kv_rings,
-                               m->opt.ring_pages, err);
-}
-
-/* As many pages as every rank's device has room for beside what it holds already. */
-static td_status fit_kv(td_model *m, td_error *err)
-{
-    uint32_t most = m->opt.kv_pages, least = m->opt.kv_pages_least > 0 ? m->opt.kv_pages_least : 1;
-    uint64_t one, page;
-    td_status st = set_kv_pages(m, 1, err);
-
-    one = m->kv.region_bytes;
-    if (st == TD_OK)
-        st = set_kv_pages(m, 2, err);
-    page = m->kv.region_bytes - one; /* 0: no layer is a full one */
-    for (int32_t i = 0; st == TD_OK && i < m->opt.tp; i++) {
-        td_model_memory has = td_model_memory_of(m, i);
-        uint64_t rest = one - page, want = has.weights + has.work + rest + least * page;
-        uint64_t room;
-
-        if (want > m->opt.device_bytes)
-            return td_fail_param(
-                err, "--gpu-memory",
-                "rank %d may take %.2f GiB of its device and needs %.2f: weights %.2f, workspace "
-                "%.2f, %u window rings of the KV-cache %.2f, %u of its pages %.2f. Give it a larger "
-                "share, or ask for less (--kv-memory, rings, chunk or batch, --kv-dtype)",
-                i, gib(m->opt.device_bytes), gib(want), gib(has.weights), gib(has.work),
-                m->opt.kv_rings, gib(rest), least, gib(least * page));
-        room = page > 0 ? (m->opt.device_bytes - (want - least * page)) / page : most;
-        if (room < most)
-            most = (uint32_t)room;
-    }
-    return st == TD_OK ? set_kv_pages(m, most, err) : st;
 }
 
 static td_status load_rank(void *ctx, int32_t rank, td_error *err)
@@ -258,9 +173,7 @@ static td_status load_weights(td_model *m, const td_weight_source *src, td_error
 static td_status open_comm(td_model *m, td_error *err)
 {
     td_dev **dev = calloc((size_t)m->opt.tp, sizeof *dev);
-    td_comm_options o = {.dev = dev,
-                         .n = m->opt.tp,
-                         .max_elements = (size_t)m->opt.max_tokens * (size_t)m->cfg.hidden};
+    td_comm_options o = model_comm_options(m, dev);
     td_status st;
 
     if (dev == NULL)
@@ -290,7 +203,25 @@ static td_status open_ranks(td_model *m, td_error *err)
         r->w.experts = m->opt.experts;
     }
     m->opt.devices = NULL; /* the caller's array */
-    return st == TD_OK && tp > 1 ? open_comm(m, err) : st;
+    return st;
+}
+
+/* Memory by numbers first: what cannot fit is refused before anything is read. */
+static td_status open_memory(td_model *m, const td_rope *rope, const td_weight_source *src,
+                             td_error *err)
+{
+    bool bounded = m->opt.device_bytes > 0;
+    td_status st;
+
+    model_plan_memory(m);
+    if ((bounded && (st = model_fit_kv(m, false, err)) != TD_OK) ||
+        (m->opt.tp > 1 && (st = open_comm(m, err)) != TD_OK) ||
+        (st = alloc_host(m, err)) != TD_OK ||
+        (st = td_ranks_run(m->ranks, alloc_rank, &(opening){.m = m, .rope = rope}, err)) != TD_OK ||
+        (st = load_weights(m, src, err)) != TD_OK ||
+        (bounded && (st = model_fit_kv(m, true, err)) != TD_OK))
+        return st;
+    return td_ranks_run(m->ranks, alloc_kv_rank, m, err);
 }
 
 td_status td_model_open_source(const td_weight_source *src, const td_model_config *cfg,
@@ -306,15 +237,19 @@ td_status td_model_open_source(const td_weight_source *src, const td_model_confi
     m->cfg = *cfg;
     m->opt = *opt;
     m->opt.backend = NULL; /* the caller's string; the name lives on in ops */
-    m->head_rows = opt->max_tokens < HEAD_ROWS ? opt->max_tokens : HEAD_ROWS;
+    m->head_rows = opt->head_rows > 0 ? opt->head_rows : HEAD_ROWS;
+    if (m->head_rows > opt->max_tokens)
+        m->head_rows = opt->max_tokens;
     if ((st = check_options(opt, err)) != TD_OK ||
         (st = opt->ops != NULL ? TD_OK : td_ops_find(opt->backend, &m->ops, err)) != TD_OK)
         goto fail;
     if (opt->ops != NULL)
         m->ops = opt->ops;
     if (opt->kv_dtype == TD_KV_E4M3 && m->ops->act != TD_ELT_BF16) {
-        st = td_fail_param(err, "--kv-dtype", "e4m3 needs --backend cuda; the %s backend has bf16 "
-                           "and f32", m->ops->name);
+        st = td_fail_param(err, "--kv-dtype",
+                           "e4m3 needs --backend cuda; the %s backend has bf16 "
+                           "and f32",
+                           m->ops->name);
         goto fail;
     }
     if ((st = td_shard_of(cfg, opt->tp, opt->ep, 0, &first, err)) != TD_OK)
@@ -337,12 +272,7 @@ td_status td_model_open_source(const td_weight_source *src, const td_model_confi
         goto fail;
     }
     if ((st = td_rope_init(&rope, cfg, m->in.max_pages * TD_PAGE_TOKENS, err)) != TD_OK ||
-        (st = open_ranks(m, err)) != TD_OK || (st = alloc_host(m, err)) != TD_OK ||
-        (st = td_ranks_run(m->ranks, alloc_rank, &(opening){.m = m, .rope = &rope}, err)) !=
-            TD_OK ||
-        (st = load_weights(m, src, err)) != TD_OK ||
-        (st = m->opt.device_bytes > 0 ? fit_kv(m, err) : TD_OK) != TD_OK ||
-        (st = td_ranks_run(m->ranks, alloc_kv_rank, m, err)) != TD_OK ||
+        (st = open_ranks(m, err)) != TD_OK || (st = open_memory(m, &rope, src, err)) != TD_OK ||
         (st = model_warm_ranks(m, err)) != TD_OK)
         goto fail;
     td_rope_fini(&rope);
@@ -367,8 +297,8 @@ static td_status close_rank(void *ctx, int32_t rank, td_error *err)
 {
     td_model *m = ctx;
     model_rank *r = &m->rank[rank];
-    td_buffer *bufs[] = {&r->cos,     &r->sin,     &r->kv, &r->inputs, &r->table,  &r->x,
-                         &r->q,       &r->part[0], &r->t,  &r->idx,    &r->prob,   &r->logits,
+    td_buffer *bufs[] = {&r->cos,     &r->sin,     &r->kv, &r->inputs, &r->table, &r->x,
+                         &r->q,       &r->part[0], &r->t,  &r->idx,    &r->prob,  &r->logits,
                          &r->part[1], &r->full,    &r->ws, &r->masks,  &r->out};
     td_buffer *host[] = {&m->inputs, &m->table, &m->masks, &m->out};
 
@@ -413,15 +343,6 @@ void *td_model_kv_base(const td_model *m, int32_t rank)
 {
     td_assert(rank >= 0 && rank < m->opt.tp);
     return m->rank[rank].kv.ptr;
-}
-
-td_model_memory td_model_memory_of(const td_model *m, int32_t rank)
-{
-    const model_rank *r = &m->rank[rank];
-
-    return (td_model_memory){.weights = td_rank_weights_bytes(&r->w),
-                             .work = r->work_bytes,
-                             .kv = r->kv.bytes};
 }
 
 uint64_t td_model_weight_bytes(const td_model *m)

@@ -30,9 +30,13 @@ typedef struct td_model_options {
     uint32_t kv_rings;   /* requests with a window ring at once */
     uint32_t ring_pages; /* see td_kv_ring_pages() */
     int32_t max_tokens;  /* most tokens in one step: the prefill chunk, or the decode batch */
+    int32_t head_rows;   /* rows that get logits at once, which bounds their memory (4 bytes for each
+                          * row and token of the vocabulary); more take turns. 0: 128 */
     bool no_graphs;      /* run every decode step as it is, on backends with graphs too */
-    /* What a rank may take of its device, all in all. KV gets what weights and workspace leave, at
-     * least kv_pages_least pages. 0: no limit, and kv_pages as given. */
+    uint32_t comm_timeout_ms; /* td_comm_options.timeout_ms */
+    /* What a rank may take of its device, all in all. KV gets what is left by weights, workspace,
+     * collectives and graphs, at least kv_pages_least pages; where that is too little, opening
+     * fails before weights are read. 0: no limit, and kv_pages as given. */
     uint64_t device_bytes;
     uint32_t kv_pages_least;
     const td_ops *ops; /* a backend of the caller's own (tests); NULL: the one called `backend` */
@@ -57,9 +61,10 @@ const td_kv_geometry *td_model_kv(const td_model *m);
 void *td_model_kv_base(const td_model *m, int32_t rank); /* region of td_kv_geometry.region_bytes */
 uint64_t td_model_weight_bytes(const td_model *m);       /* on all ranks, as loaded */
 
-/* What a rank's device holds. */
+/* What a rank's device holds. graphs is an estimate: the driver does not say. */
 typedef struct td_model_memory {
     uint64_t weights, work, kv; /* work: activations, tables, the steps' workspace */
+    uint64_t comm, graphs;
 } td_model_memory;
 td_model_memory td_model_memory_of(const td_model *m, int32_t rank);
 

@@ -61,7 +61,7 @@ typedef struct model_rank {
     td_buffer masks;     /* rank 0: u32 [max_masks, (vocab + 31) / 32] */
     td_buffer out;       /* rank 0: tokens i32 [table_rows_even], td_logprobs [table_rows] */
     td_buffer ws;
-    uint64_t work_bytes; /* of all buffers but kv */
+    uint64_t work_bytes, comm_bytes, graph_bytes; /* model_memory.c; work: all buffers but kv */
     td_graph *graph[MAX_BUCKETS];
 } model_rank;
 
@@ -113,6 +113,19 @@ td_status model_forward(void *ctx, int32_t rank, td_error *err);
 /* Attention's products on the first T rows: x to q, keys and values; q to part[0]. */
 td_status model_attn_in(const td_model *m, int32_t rank, int32_t layer, int32_t T, td_error *err);
 td_status model_attn_out(const td_model *m, int32_t rank, int32_t layer, int32_t T, td_error *err);
+
+/* model_memory.c. A rank's buffers but kv, with their sizes; returns how many. */
+typedef struct model_buffer {
+    td_buffer *buf;
+    size_t bytes;
+} model_buffer;
+enum { MODEL_BUFFERS = 16 };
+int model_buffers(const td_model *m, model_rank *r, model_buffer out[MODEL_BUFFERS]);
+td_comm_options model_comm_options(const td_model *m, td_dev *const *dev);
+/* What every rank will need, before anything of it is there: work_bytes and the like. */
+void model_plan_memory(td_model *m);
+/* As many pages as every rank's device has room for, its weights being loaded or as planned. */
+td_status model_fit_kv(td_model *m, bool loaded, td_error *err);
 
 /* model_warm.c: at the end of opening. */
 td_status model_warm_ranks(td_model *m, td_error *err);

@@ -56,4 +56,9 @@ void td_weight_source_release_layer(const td_weight_source *src, int32_t layer);
 
 uint64_t td_rank_weights_bytes(const td_rank_weights *w); /* as loaded */
 
+/* What loading such a shard will take of the device, for a source of the published types: bf16, and
+ * experts in MXFP4 that are kept as `experts`. */
+uint64_t td_rank_weights_planned(const td_ops *ops, const td_model_config *c, const td_shard *s,
+                                 td_expert_format experts);
+
 #endif

@@ -32,6 +32,8 @@ typedef struct td_worker_options {
     td_strlist devices;      /* GPU of each rank; empty: 0 .. tp - 1 */
     double gpu_memory;       /* share of what is free on a GPU at start that this worker may take */
     int32_t expert_format;   /* index into td_expert_format_words */
+    bool graphs;             /* decode steps as CUDA graphs */
+    int64_t comm_timeout_ms; /* how long a rank waits on its GPU for another */
     uint32_t threads;        /* over all ranks: td_dev_options.threads; 0: all usable cores */
     int32_t kv_dtype;        /* td_kv_dtype */
     int32_t kv_transport;    /* td_kv_transport of common/kv_wire.h: auto, shm, tcp */
@@ -122,6 +124,24 @@ extern const char *const td_backend_words[],
          "How the experts' weights are kept. mxfp4: as they come; fp8: twice the matrix rate and " \
          "twice the bytes, CUDA only. auto: what suits role and backend.", \
          td_expert_format_words}, \
+        {"cuda-graphs", \
+         TD_OPT_BOOL, \
+         offsetof(T, worker.graphs), \
+         "true", \
+         0, \
+         0, \
+         "CUDA backend: run decode steps as graphs. --no-cuda-graphs launches every kernel by " \
+         "itself: slower, for profilers and for finding faults.", \
+         NULL}, \
+        {"collective-timeout", \
+         TD_OPT_DURATION_MS, \
+         offsetof(T, worker.comm_timeout_ms), \
+         "2s", \
+         50, \
+         600000, \
+         "CUDA backend with --tp over 1: a rank that another waits for longer than this has " \
+         "failed: the worker names it and exits with code 3.", \
+         NULL}, \
         {"step-timeout", \
          TD_OPT_DURATION_MS, \
          offsetof(T, worker.step_timeout_ms), \

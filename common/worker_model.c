@@ -217,9 +217,11 @@ static void log_loaded(const td_model *m, const td_worker_options *opt, const td
             td_warn("gpu_memory", "device=%d error=\"%s\"", devices[i], err.text);
         td_info("gpu_memory",
                 "model=%s rank=%u device=%d weights_mib=%llu workspace_mib=%llu "
-                "kv_mib=%llu kv_pages=%u kv_rings=%u free_mib=%llu",
+                "collectives_mib=%llu graphs_mib=%llu kv_mib=%llu kv_pages=%u kv_rings=%u "
+                "free_mib=%llu",
                 name, i, devices[i], (unsigned long long)(has.weights >> 20),
-                (unsigned long long)(has.work >> 20), (unsigned long long)(has.kv >> 20),
+                (unsigned long long)(has.work >> 20), (unsigned long long)(has.comm >> 20),
+                (unsigned long long)(has.graphs >> 20), (unsigned long long)(has.kv >> 20),
                 g->n_pages, g->n_rings, (unsigned long long)(left >> 20));
     }
 }
@@ -257,7 +259,10 @@ td_status td_worker_load_model(const td_worker_options *opt, const td_worker_nee
                            .devices = devices,
                            .threads = (int32_t)opt->threads,
                            .kv_dtype = (td_kv_dtype)opt->kv_dtype,
-                           .max_tokens = needs->max_tokens};
+                           .max_tokens = needs->max_tokens,
+                           .head_rows = needs->role == TANDEM__ROLE__ROLE_PREFILL ? 1 : 0,
+                           .no_graphs = !opt->graphs,
+                           .comm_timeout_ms = (uint32_t)opt->comm_timeout_ms};
     td_status st = td_model_config_read(opt->model, &cfg, err);
 
     if (st == TD_OK)

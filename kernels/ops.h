@@ -444,6 +444,14 @@ typedef struct td_ops {
 
     size_t (*workspace_bytes)(const td_dev *dev, const td_dims *dims);
 
+    /* What things will take of a device, for whoever plans before loading: a matrix by load() from
+     * bf16 and by load_mxfp4(), each rank's share of comm_open(), and about what a step's graph
+     * does. The last two are NULL and 0 where they take nothing of a device. */
+    size_t (*matrix_bytes)(td_form form, int32_t E, int32_t N, int32_t K);
+    size_t (*mxfp4_bytes)(td_expert_format format, int32_t E, int32_t N, int32_t K);
+    size_t (*comm_bytes)(const td_comm_options *o);
+    size_t graph_bytes;
+
     /* Steps, in the order in which a forward pass runs them. */
     td_status (*embed)(td_stream *s, const td_embed_args *a, td_error *err);
     td_status (*attn_in)(td_stream *s, const td_attn_in_args *a, td_error *err);

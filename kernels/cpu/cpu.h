@@ -79,6 +79,8 @@ td_status cpu_sample(td_stream *s, const td_sample_args *a, td_error *err);
 td_status cpu_edit(td_stream *s, const td_edit_args *a, td_error *err);
 size_t cpu_sample_ws(const td_dev *dev, int32_t V);
 size_t cpu_workspace_bytes(const td_dev *dev, const td_dims *dims);
+size_t cpu_matrix_bytes(td_form form, int32_t E, int32_t N, int32_t K);
+size_t cpu_mxfp4_bytes(td_expert_format format, int32_t E, int32_t N, int32_t K);
 
 /* A step refuses a matrix of another shape than it was told: a wrong address is a wrong answer. */
 td_status cpu_check_matrix(const char *step, const char *name, const td_matrix *m, int32_t E,

@@ -50,10 +50,33 @@ static float bf16_at(const void *p)
     return f;
 }
 
+static size_t vector_bytes(int32_t n)
+{
+    return ((size_t)n + CPU_PANEL) * sizeof(float);
+}
+
+static size_t panels_bytes(int32_t encoding, int32_t E, int32_t N, int32_t K)
+{
+    return panel_bytes(encoding, K) * (size_t)cpu_panels(N) * (size_t)E;
+}
+
+size_t cpu_matrix_bytes(td_form form, int32_t E, int32_t N, int32_t K)
+{
+    if (form == TD_FORM_VECTOR)
+        return vector_bytes(N);
+    return form == TD_FORM_ROWS ? (size_t)N * (size_t)K * 2 : panels_bytes(CPU_BF16, E, N, K);
+}
+
+size_t cpu_mxfp4_bytes(td_expert_format format, int32_t E, int32_t N, int32_t K)
+{
+    (void)format; /* it has one */
+    return panels_bytes(CPU_MXFP4, E, N, K);
+}
+
 static td_status load_vector(td_dev *dev, td_elt elt, const td_host_block *blocks, int32_t n_blocks,
                              int32_t n, td_matrix *m, td_error *err)
 {
-    td_status st = cpu_alloc(dev, ((size_t)n + CPU_PANEL) * sizeof(float), &m->mem, err);
+    td_status st = cpu_alloc(dev, vector_bytes(n), &m->mem, err);
     float *out = m->mem.ptr;
 
     if (st != TD_OK)
@@ -121,8 +144,7 @@ td_status cpu_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *b
     else if (form == TD_FORM_ROWS)
         st = load_rows(dev, elt, blocks, n_blocks, &m, err);
     else
-        st = cpu_alloc(dev, panel_bytes(m.encoding, cols) * (size_t)cpu_panels(m.N) * (size_t)m.E,
-                       &m.mem, err);
+        st = cpu_alloc(dev, panels_bytes(m.encoding, m.E, m.N, cols), &m.mem, err);
     if (st != TD_OK)
         return st;
     cpu_wish_huge_pages(&m.mem);
@@ -184,8 +206,7 @@ td_status cpu_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
     if (src->K % 32 != 0)
         return td_fail(err, TD_INVALID, "MXFP4 weights: %d columns are not whole blocks of 32",
                        src->K);
-    st = cpu_alloc(dev, panel_bytes(CPU_MXFP4, m.K) * (size_t)cpu_panels(m.N) * (size_t)m.E, &m.mem,
-                   err);
+    st = cpu_alloc(dev, panels_bytes(CPU_MXFP4, m.E, m.N, m.K), &m.mem, err);
     if (st != TD_OK)
         return st;
     cpu_wish_huge_pages(&m.mem);

@@ -109,6 +109,8 @@ td_status td_cuda_load(td_dev *dev, td_form form, td_elt elt, const td_host_bloc
 td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
                              td_expert_format format, td_matrix *out, td_error *err);
 void td_cuda_unload(td_matrix *m);
+size_t td_cuda_matrix_bytes(td_form form, int32_t E, int32_t N, int32_t K);
+size_t td_cuda_mxfp4_bytes(td_expert_format format, int32_t E, int32_t N, int32_t K);
 /* What loading needed is given back; a later load makes it again. */
 void td_cuda_staging_close(td_dev *dev);
 
@@ -121,6 +123,8 @@ td_status td_cuda_pack_mxfp4(cudaStream_t s, const uint8_t *blocks, const uint8_
 
 td_status td_cuda_alloc_host(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
 void td_cuda_free_host(td_buffer *buf);
+/* About what the driver keeps on the device for a graph of one step: of 24 layers, as measured. */
+enum { TD_CUDA_GRAPH_BYTES = 2 << 20 };
 td_status td_cuda_graph_begin(td_stream *s, td_error *err);
 td_status td_cuda_graph_end(td_stream *s, td_graph **out, td_error *err);
 td_status td_cuda_graph_launch(td_stream *s, td_graph *g, td_error *err);

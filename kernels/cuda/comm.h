@@ -126,6 +126,7 @@ typedef struct cuda_comm_tuning {
 cuda_comm_tuning td_cuda_comm_tuning(int32_t n, int32_t shared);
 
 td_status td_cuda_comm_open(const td_comm_options *o, td_comm **out, td_error *err);
+size_t td_cuda_comm_bytes(const td_comm_options *o); /* a rank's arena, some 130 MiB at most */
 td_status td_cuda_comm_open_tuned(const td_comm_options *o, const cuda_comm_tuning *t,
                                   td_comm **out, td_error *err);
 

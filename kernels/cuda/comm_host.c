@@ -263,6 +263,25 @@ td_status td_cuda_comm_open_tuned(const td_comm_options *o, const cuda_comm_tuni
     return TD_OK;
 }
 
+/* Ranks that share rank i's GPU, itself included. */
+static int32_t sharers(const td_comm_options *o, int32_t i)
+{
+    int32_t same = 0;
+
+    for (int32_t j = 0; j < o->n; j++)
+        same += o->dev[j]->index == o->dev[i]->index;
+    return same;
+}
+
+size_t td_cuda_comm_bytes(const td_comm_options *o)
+{
+    comm_cuda c = {.n = o->n, .max_elements = o->max_elements};
+    cuda_comm_view v;
+
+    c.t = td_cuda_comm_tuning(o->n, 1); /* who shares a GPU changes no size */
+    return td_cuda_comm_place(&c, &v);
+}
+
 /* Most ranks on one GPU, and the blocks of which each of its processors holds two. */
 td_status td_cuda_comm_open(const td_comm_options *o, td_comm **out, td_error *err)
 {
@@ -270,10 +289,8 @@ td_status td_cuda_comm_open(const td_comm_options *o, td_comm **out, td_error *e
     int32_t shared = 1;
 
     for (int32_t i = 0; i < o->n; i++) {
-        int32_t same = 0;
+        int32_t same = sharers(o, i);
 
-        for (int32_t j = 0; j < o->n; j++)
-            same += o->dev[j]->index == o->dev[i]->index;
         shared = same > shared ? same : shared;
         o->dev[i]->held = same > 1 ? HELD : 0;
     }

@@ -30,6 +30,9 @@ TD_MUST_CHECK td_status td_cuda_comm_use(int32_t index, td_error *err);
 /* Everything that a call leaves behind, back to how it was at open, once all devices are idle. */
 TD_MUST_CHECK td_status td_cuda_comm_clear(comm_cuda *c, td_error *err);
 
+/* Size of an arena, and where things lie in it: into c and v. */
+size_t td_cuda_comm_place(comm_cuda *c, cuda_comm_view *v);
+
 /* Peer access, arenas and a trial of every way. What was made before a failure is in c. */
 TD_MUST_CHECK td_status td_cuda_comm_set_up(comm_cuda *c, td_dev *const *dev, td_error *err);
 

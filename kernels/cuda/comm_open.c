@@ -52,7 +52,7 @@ static size_t take(size_t *at, size_t bytes)
 
 /* Where things lie in an arena; the same in all of them, and room for the trial in any case.
  * Returns its size: with slices of 32 MiB some 130 MiB, less where reductions are smaller. */
-static size_t place(comm_cuda *c, cuda_comm_view *v)
+size_t td_cuda_comm_place(comm_cuda *c, cuda_comm_view *v)
 {
     size_t most = (c->max_elements + TD_COMM_UNIT - 1) / TD_COMM_UNIT, ranks = (size_t)c->n, at = 0;
     size_t packets = c->t.packet_bytes / 16, shots = c->t.one_shot_bytes / 16;
@@ -88,7 +88,7 @@ static td_status make_arenas(comm_cuda *c, td_dev *const *dev, td_error *err)
                         .limit_ns = (unsigned long long)c->timeout_ms * 1000000,
                         .early = c->t.early,
                         .delay_mask = c->t.delay_mask};
-    size_t bytes = place(c, &v);
+    size_t bytes = td_cuda_comm_place(c, &v);
     void *host = NULL, *mapped = NULL;
     td_status st;
 

@@ -70,9 +70,9 @@ static td_status make_events(td_dev *dev, td_error *err)
 
     for (int i = 0; st == TD_OK && i < TD_CUDA_EVENTS; i++) {
         dev->event[i].head = (td_event){.query = event_query};
-        st = td_cuda_status(
-            err, cudaEventCreateWithFlags(&dev->event[i].handle, cudaEventDisableTiming),
-            "making an event");
+        st = td_cuda_status(err,
+                            cudaEventCreateWithFlags(&dev->event[i].handle, cudaEventDisableTiming),
+                            "making an event");
     }
     return st;
 }
@@ -258,6 +258,10 @@ const td_ops td_ops_cuda = {
     .load_done = td_cuda_staging_close,
     .unload = td_cuda_unload,
     .workspace_bytes = td_cuda_workspace_bytes,
+    .matrix_bytes = td_cuda_matrix_bytes,
+    .mxfp4_bytes = td_cuda_mxfp4_bytes,
+    .comm_bytes = td_cuda_comm_bytes,
+    .graph_bytes = TD_CUDA_GRAPH_BYTES,
     .embed = td_cuda_embed,
     .attn_in = td_cuda_attn_in,
     .attn_prefill = td_cuda_attn_prefill,

@@ -89,6 +89,19 @@ static td_status finish(td_dev *dev, td_status st, td_matrix *m, td_matrix *out,
     return TD_OK;
 }
 
+size_t td_cuda_matrix_bytes(td_form form, int32_t E, int32_t N, int32_t K)
+{
+    if (form == TD_FORM_VECTOR)
+        return (size_t)N * sizeof(float);
+    return (size_t)E * (size_t)N * (size_t)(form == TD_FORM_ROWS ? K : td_cuda_pitch(K)) * 2;
+}
+
+size_t td_cuda_mxfp4_bytes(td_expert_format format, int32_t E, int32_t N, int32_t K)
+{
+    return format == TD_EXPERTS_FP8 ? td_fp8_layout_of(E, N, K).bytes
+                                    : (size_t)E * td_mx_bytes(N, K);
+}
+
 td_status td_cuda_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *blocks,
                        int32_t n_blocks, int32_t cols, td_matrix *out, td_error *err)
 {
@@ -223,9 +236,7 @@ td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src
         return st;
     m.encoding = td_cuda_encode(fp8 ? CUDA_FP8 : CUDA_MXFP4, fp8 ? 0 : largest - 127);
     most = (int32_t)(TD_CUDA_STAGING / row) / group * group;
-    st = td_cuda_alloc(
-        dev, fp8 ? td_fp8_layout_of(m.E, m.N, m.K).bytes : (size_t)m.E * td_mx_bytes(m.N, m.K),
-        &m.mem, err);
+    st = td_cuda_alloc(dev, td_cuda_mxfp4_bytes(format, m.E, m.N, m.K), &m.mem, err);
     for (int32_t e = 0; st == TD_OK && e < m.E; e++)
         for (int32_t r = 0, n; st == TD_OK && r < m.N; r += n) {
             n = m.N - r < most ? m.N - r : most;

@@ -87,19 +87,29 @@ static void test_last_decode_device_hangs(cluster *c)
     check_last_one(c, "", "--fault-step -20 --step-timeout 400ms", DEVICE_HANGS);
 }
 
+/* Two ranks; on one GPU, as there may be no more. */
+static const char *two_ranks(char *out, size_t n, const char *fault)
+{
+    bool cuda = strstr(cluster_worker_options(), "cuda") != NULL;
+
+    snprintf(out, n, "--tp 2 %s %s", cuda ? "--devices 0,0" : "", fault);
+    return out;
+}
+
 /* The other rank waits for the one that broke: it is let go, or ended with it. */
 static void test_one_device_of_two_fails(cluster *c)
 {
-    if (strstr(cluster_worker_options(), "cuda") != NULL)
-        skip(); /* there may be one GPU */
-    check_last_one(c, "", "--tp 2 --fault-step 21", DEVICE_FAILED);
+    char options[128];
+
+    check_last_one(c, "", two_ranks(options, sizeof options, "--fault-step 21"), DEVICE_FAILED);
 }
 
 static void test_one_device_of_two_hangs(cluster *c)
 {
-    if (strstr(cluster_worker_options(), "cuda") != NULL)
-        skip();
-    check_last_one(c, "--tp 2 --fault-step -1 --step-timeout 400ms", "", DEVICE_HANGS);
+    char options[128];
+
+    two_ranks(options, sizeof options, "--fault-step -1 --step-timeout 400ms");
+    check_last_one(c, options, "", DEVICE_HANGS);
 }
 
 static void test_last_prefill_device_fails(cluster *c)

@@ -19,6 +19,8 @@
 #include <cmocka.h>
 
 #include "common/model.h"
+#include "common/shard.h"
+#include "common/weights.h"
 #include "kernels/ops.h"
 
 #define TINY "models/tandem-tiny"
@@ -55,6 +57,8 @@ typedef struct split {
 
 /* Of tandem-tiny's files, or as published but for depth and vocabulary and made from a seed. */
 static bool large;
+static uint32_t wait_ms; /* td_model_options.comm_timeout_ms */
+static const td_ops *ops;
 
 static td_model *open_split(const td_model_config *cfg, split way)
 {
@@ -78,10 +82,18 @@ static td_model *open_split(const td_model_config *cfg, split way)
                                                .kv_pages = RINGS * PAGES,
                                                .kv_rings = RINGS,
                                                .ring_pages = td_kv_ring_pages(cfg->window, CHUNK),
-                                               .max_tokens = CHUNK},
+                                               .max_tokens = CHUNK,
+                                               .comm_timeout_ms = wait_ms},
                            &m, &err),
              &err);
     td_checkpoint_close(ckpt);
+    for (int32_t i = 0; i < way.tp; i++) { /* memory is planned to the byte, on this backend too */
+        td_shard s;
+
+        check_ok(td_shard_of(cfg, way.tp, way.ep, i, &s, &err), &err);
+        assert_int_equal(td_rank_weights_planned(ops, cfg, &s, way.experts),
+                         td_model_memory_of(m, i).weights);
+    }
     return m;
 }
 
@@ -297,6 +309,48 @@ static void test_layers_of_20b_agree_with_one_rank(void **state)
     large = false;
 }
 
+static void dawdle(void *user, int32_t rank, int32_t layer, td_event *ready)
+{
+    (void)user;
+    (void)ready;
+    if (rank == 1 && layer == 2)
+        usleep(1500 * 1000);
+}
+
+/* A rank that comes late by more than the limit that the model was opened with is named with it. */
+static void test_model_ranks_wait_as_long_as_they_are_told(void **state)
+{
+    td_model_config cfg;
+    td_model *m = NULL;
+    td_error err = {0};
+    uint32_t pages[PAGES];
+    const int32_t tokens[3] = {1, 2, 3};
+    td_prefill_step step = {
+        .tokens = tokens, .n = 3, .seq = {.pages = pages, .n_pages = PAGES}, .on_layer = dawdle};
+
+    (void)state;
+    if (strcmp(backend(), "cpu") == 0 || access(TINY "/config.json", R_OK) != 0)
+        skip(); /* threads wait for each other as long as it takes */
+    check_ok(td_model_config_read(TINY, &cfg, &err), &err);
+    pages_of(0, pages);
+    for (uint32_t ms = 300; ms <= 4000; ms += 3700) {
+        td_status st;
+
+        wait_ms = ms;
+        m = open_split(&cfg, (split){2, 1, TD_EXPERTS_MXFP4});
+        wait_ms = 0;
+        st = td_model_prefill(m, &step, &err);
+        if (ms == 300) {
+            assert_int_equal(st, TD_DEVICE);
+            assert_non_null(strstr(err.text, "rank 1 "));
+            assert_non_null(strstr(err.text, "in 0.3 s"));
+        } else {
+            check_ok(st, &err);
+        }
+        td_model_close(m);
+    }
+}
+
 /* Twice the same split, twice the same bits. */
 static void test_model_ranks_repeat_themselves(void **state)
 {
@@ -316,7 +370,7 @@ static void test_model_ranks_repeat_themselves(void **state)
 }
 
 /* How many devices the backend has: as many as it opens. The CPU's may all be device 0. */
-static int32_t count_devices(const td_ops *ops)
+static int32_t count_devices(void)
 {
     td_error err = {0};
     int32_t n = 0;
@@ -337,11 +391,11 @@ int main(void)
         cmocka_unit_test(test_model_ranks_agree_with_one),
         cmocka_unit_test(test_layers_of_20b_agree_with_one_rank),
         cmocka_unit_test(test_model_ranks_repeat_themselves),
+        cmocka_unit_test(test_model_ranks_wait_as_long_as_they_are_told),
     };
-    const td_ops *ops;
     td_error err = {0};
 
-    if (td_ops_find(backend(), &ops, &err) != TD_OK || (devices = count_devices(ops)) == 0) {
+    if (td_ops_find(backend(), &ops, &err) != TD_OK || (devices = count_devices()) == 0) {
         print_message("[  SKIPPED ] backend %s has no device here\n", backend());
         return NOT_RUN;
     }
