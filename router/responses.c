@@ -17,7 +17,9 @@ typedef struct response {
     td_http_request *req;
     request *q;
     bool begun;
-    size_t burst; /* bytes written since the client was last looked at */
+    /* Bytes of large batches that the client has still to read. Events repeat whole texts and the
+     * request itself: that they are long does not make the client a slow one. */
+    size_t excused;
     td_timer *ping;
     char label[132];
     responses_request asked; /* its generation has been moved to the request */
@@ -45,10 +47,15 @@ static void on_close(td_http_request *req, void *arg)
 
 static void write_events(response *a)
 {
-    if (a->out.oom || a->out.out.len == 0) /* with a hole in it nothing more goes out */
+    size_t pending, n = a->out.out.len;
+
+    if (a->out.oom || n == 0) /* with a hole in it nothing more goes out */
         return;
-    td_http_stream_write(a->req, a->out.out.ptr, a->out.out.len);
-    a->burst += a->out.out.len;
+    pending = td_http_stream_pending(a->req);
+    a->excused = a->excused < pending ? a->excused : pending;
+    td_http_stream_write(a->req, a->out.out.ptr, n);
+    if (n > a->r->cfg->slow_client_bytes / 2)
+        a->excused += n;
     td_buf_clear(&a->out.out);
     td_timer_in(a->ping, a->r->cfg->sse_ping_ms * TD_USEC_PER_MSEC);
 }
@@ -138,16 +145,12 @@ static void on_message_end(void *user, harmony_kind kind, bool complete)
 static void on_flush(void *user)
 {
     response *a = user;
-    size_t burst;
+    size_t limit = a->r->cfg->slow_client_bytes;
 
     if (!a->begun)
         return;
     write_events(a);
-    /* Events repeat whole texts and the request itself, so that one batch may be longer than what a
-     * slow client is known by: it counts from the next batch on. */
-    burst = a->burst;
-    a->burst = 0;
-    if (!a->out.oom && td_http_stream_pending(a->req) <= a->r->cfg->slow_client_bytes + burst)
+    if (!a->out.oom && td_http_stream_pending(a->req) <= limit + a->excused)
         return;
     if (chat_answer_give_up(a->r, a->req, a->q, a->label, a->out.oom))
         cut(a);

@@ -132,6 +132,29 @@ static void take_object(ask *a, const char *json)
     copy_string(a->finish, sizeof a->finish, finish);
 }
 
+/* An event of the Responses API, which are named as their type; its deltas are pieces. */
+static void take_named_event(ask *a, const char *line)
+{
+    const char *data = strstr(line, "\ndata: ");
+    const cJSON *type, *response;
+
+    a->n_events++;
+    take_object(a, data + 7);
+    type = cJSON_GetObjectItem(a->root, "type");
+    assert_true(cJSON_IsString(type));
+    assert_int_equal(strlen(type->valuestring), data - line - 7);
+    assert_memory_equal(type->valuestring, line + 7, (size_t)(data - line) - 7);
+    a->n_pieces += strstr(type->valuestring, ".delta") != NULL;
+    if (strcmp(type->valuestring, "response.output_text.delta") == 0)
+        add_text(&a->content, cJSON_GetObjectItem(a->root, "delta"));
+    if (strcmp(type->valuestring, "response.reasoning_text.delta") == 0)
+        add_text(&a->reasoning, cJSON_GetObjectItem(a->root, "delta"));
+    response = cJSON_GetObjectItem(a->root, "response");
+    replace(&a->usage, cJSON_GetObjectItem(response, "usage"));
+    replace(&a->tandem, cJSON_GetObjectItem(response, "tandem"));
+    replace(&a->error, cJSON_GetObjectItem(response, "error"));
+}
+
 /* Events that have come in whole. */
 static void take_events(ask *a)
 {
@@ -151,6 +174,8 @@ static void take_events(ask *a)
         } else if (strncmp(line, "data: ", 6) == 0) {
             a->n_events++;
             take_object(a, line + 6);
+        } else if (strncmp(line, "event: ", 7) == 0 && strstr(line, "\ndata: ") != NULL) {
+            take_named_event(a, line);
         } else {
             fail_msg("not an event: %.200s", line);
         }

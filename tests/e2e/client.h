@@ -55,7 +55,7 @@ typedef struct ask {
     bool stream;
     size_t scanned; /* of body, in events */
     size_t n_events, n_comments;
-    size_t n_pieces;     /* events with text or a part of a call in their delta */
+    size_t n_pieces;     /* events with text or a part of a call in their delta (`delta` events) */
     size_t n_roles;      /* events that name the role */
     size_t n_usages;     /* events with a usage object */
     size_t after_finish; /* events with a choice after the one with finish_reason */
