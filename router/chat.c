@@ -21,6 +21,7 @@ void chat_init(chat *c)
         .format = CHAT_FORMAT_TEXT,
         .identity = TD_SLICE(CHAT_IDENTITY),
         .cutoff = TD_SLICE(CHAT_CUTOFF),
+        .channels = TD_SLICE(CHAT_CHANNELS),
     };
 }
 

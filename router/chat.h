@@ -48,6 +48,12 @@ typedef enum chat_format {
     CHAT_FORMAT_JSON_SCHEMA,
 } chat_format;
 
+/* Tools that the model was trained to use without a declaration; bits of chat.builtin_tools. */
+typedef enum chat_builtin {
+    CHAT_BUILTIN_BROWSER = 1,
+    CHAT_BUILTIN_PYTHON = 2,
+} chat_builtin;
+
 /* A call that the assistant made earlier. */
 typedef struct chat_tool_call {
     td_slice id;        /* "call_...", as the client sent it */
@@ -92,6 +98,10 @@ typedef struct chat {
     td_slice date;     /* "2025-06-28"; absent or empty: no date line */
     td_slice identity; /* first line of the system message; set by chat_init() */
     td_slice cutoff;   /* knowledge cutoff, "2024-06"; set by chat_init() */
+    td_slice channels; /* "analysis, commentary, final", set by chat_init(); empty: no such line */
+
+    /* Shown in the system message. Nothing here runs these tools: a service that does sets them. */
+    unsigned builtin_tools;
 
     /* The last message is an unfinished final answer: the model goes on where it ends. */
     bool continue_final;
@@ -105,6 +115,7 @@ typedef struct chat {
 
 #define CHAT_IDENTITY "You are ChatGPT, a large language model trained by OpenAI."
 #define CHAT_CUTOFF "2024-06"
+#define CHAT_CHANNELS "analysis, commentary, final"
 
 /* An empty conversation with the defaults: auto, medium, text, no date. Takes no memory yet. */
 void chat_init(chat *c);

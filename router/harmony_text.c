@@ -2,6 +2,7 @@
  * joined by an empty line; one that has nothing to say is absent. */
 #include "router/harmony_render.h"
 
+#include "router/harmony_builtin.h"
 #include "router/harmony_tools.h"
 
 static void add_slice(td_buf *out, td_slice s)
@@ -26,6 +27,37 @@ static void add_line(td_buf *out, size_t from, const char *label, td_slice text)
     add_slice(out, text);
 }
 
+/* Sections in the order of their names, which is the reference's. */
+static void add_builtin_tools(const chat *c, td_buf *out)
+{
+    static const struct {
+        chat_builtin tool;
+        const char *section;
+    } builtin[] = {{CHAT_BUILTIN_BROWSER, harmony_browser_section},
+                   {CHAT_BUILTIN_PYTHON, harmony_python_section}};
+
+    if (c->builtin_tools == 0)
+        return;
+    td_buf_str(out, "\n\n# Tools");
+    for (size_t i = 0; i < sizeof builtin / sizeof *builtin; i++) {
+        if ((c->builtin_tools & builtin[i].tool) == 0)
+            continue;
+        td_buf_str(out, "\n\n");
+        td_buf_str(out, builtin[i].section);
+    }
+}
+
+static void add_channels(const chat *c, td_buf *out)
+{
+    if (c->channels.len == 0)
+        return;
+    td_buf_str(out, "\n\n# Valid channels: ");
+    add_slice(out, c->channels);
+    td_buf_str(out, ". Channel must be included for every message.");
+    if (chat_visible_tools(c) > 0)
+        td_buf_str(out, "\nCalls to these tools must go to the commentary channel: 'functions'.");
+}
+
 td_status harmony_system_text(const harmony *h, const chat *c, td_buf *out, td_error *err)
 {
     static const char *const effort[] = {
@@ -37,11 +69,9 @@ td_status harmony_system_text(const harmony *h, const chat *c, td_buf *out, td_e
     add_line(out, from, "Knowledge cutoff: ", c->cutoff);
     add_line(out, from, "Current date: ", c->date);
     add_gap(out, from);
-    td_buf_fmt(out, "Reasoning: %s\n\n", effort[c->effort]);
-    td_buf_str(out, "# Valid channels: analysis, commentary, final. "
-                    "Channel must be included for every message.");
-    if (chat_visible_tools(c) > 0)
-        td_buf_str(out, "\nCalls to these tools must go to the commentary channel: 'functions'.");
+    td_buf_fmt(out, "Reasoning: %s", effort[c->effort]);
+    add_builtin_tools(c, out);
+    add_channels(c, out);
     return out->oom ? td_fail(err, TD_NOMEM, "no memory for the system message") : TD_OK;
 }
 

@@ -181,6 +181,15 @@ void fixture_chat(chat *c, const cJSON *body)
         c->effort = effort[0] == 'l'   ? CHAT_EFFORT_LOW
                     : effort[0] == 'h' ? CHAT_EFFORT_HIGH
                                        : CHAT_EFFORT_MEDIUM;
+    for (const cJSON *p = cJSON_GetArrayItem(get(body, "builtin_tools"), 0); p != NULL; p = p->next)
+        c->builtin_tools |= strcmp(cJSON_GetStringValue(p), "python") == 0 ? CHAT_BUILTIN_PYTHON
+                                                                           : CHAT_BUILTIN_BROWSER;
+    if (get(body, "identity") != NULL)
+        c->identity = text(c, get(body, "identity"));
+    if (get(body, "cutoff") != NULL)
+        c->cutoff = text(c, get(body, "cutoff"));
+    if (get(body, "channels") != NULL)
+        c->channels = text(c, get(body, "channels"));
     c->date = text(c, get(body, "date"));
     c->continue_final = cJSON_IsTrue(get(body, "continue_final"));
 }

@@ -32,7 +32,8 @@ char *fixture_read(const char *path, size_t *n);
 cJSON *fixture_json(const char *text, size_t n);
 
 /* An OpenAI request body as a chat: the fields that the renderer reads, without validation. The
- * trees of schemas are copied. Further fields for tests: "date", "continue_final". */
+ * trees of schemas are copied. Further fields for tests: "date", "identity", "cutoff", "channels",
+ * "builtin_tools" (an array of "browser" and "python"), "continue_final". */
 void fixture_chat(chat *c, const cJSON *body);
 
 /* Tokens of a text in which control tokens are spelled out. */
