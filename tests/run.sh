@@ -22,6 +22,12 @@ JOBS=$(nproc)
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 
+# The model's own vocabulary and the references that some tests compare with: from a package index, or
+# those tests are "not run".
+if vocabulary=$(tests/golden/oracle.sh --vocabulary 2>/dev/null); then
+    export TANDEM_O200K=$vocabulary
+fi
+
 passed=0 failed=0 skipped=0 bad=()
 for preset in "${PRESETS[@]}"; do
     started=$SECONDS

@@ -6,6 +6,11 @@
  *    "end":"<|end|>"}                                                         -> {"tokens":[...]}
  *   {"op":"parse","tokens":[...],"declared":[names],"end":"stop"|"length"}
  *      -> {"reasoning":..,"content":..,"calls":[{"name":..,"arguments":..}],"finish_reason":..}
+ *   {"op":"trace", as parse}
+ *      -> {"events":[[i,kind,text],...],"done":n,"finish_reason":..}: what the token with index i
+ *         made the parser send; kind R(easoning), C(ontent), B(egin of a call), A(rguments), or
+ * E(nd of a message), whose text is the kind that ended and whether it was complete. An index past
+ * the last token is the end; done is how many tokens the parser took
  *
  * A failure is {"error":"..."}. */
 #include <stdio.h>
@@ -73,20 +78,27 @@ static td_status message(const harmony *h, const cJSON *line, td_tokens *ids, td
     return harmony_render_message(h, &m, ids, err);
 }
 
+/* The answer that a line describes; `ids` and `c` are to be freed. */
+static harmony_end answer_of(const cJSON *line, td_tokens *ids, chat *c)
+{
+    const char *end = cJSON_GetStringValue(get(line, "end"));
+
+    chat_init(c);
+    for (const cJSON *v = cJSON_GetArrayItem(get(line, "declared"), 0); v != NULL; v = v->next)
+        chat_add_tool(c)->name = chat_str(c, cJSON_GetStringValue(v));
+    for (const cJSON *v = cJSON_GetArrayItem(get(line, "tokens"), 0); v != NULL; v = v->next)
+        td_tokens_push(ids, v->valueint);
+    return end != NULL && strcmp(end, "length") == 0 ? HARMONY_END_LENGTH : HARMONY_END_STOP;
+}
+
 static void parse(const harmony *h, const cJSON *line, td_buf *out)
 {
     static record r; /* too large for a stack */
-    const char *end = cJSON_GetStringValue(get(line, "end"));
     td_tokens ids = {0};
     chat c;
+    harmony_end end = answer_of(line, &ids, &c);
 
-    chat_init(&c);
-    for (const cJSON *v = cJSON_GetArrayItem(get(line, "declared"), 0); v != NULL; v = v->next)
-        chat_add_tool(&c)->name = chat_str(&c, cJSON_GetStringValue(v));
-    for (const cJSON *v = cJSON_GetArrayItem(get(line, "tokens"), 0); v != NULL; v = v->next)
-        td_tokens_push(&ids, v->valueint);
-    record_run(&r, h, &c, ids.ptr, ids.len,
-               end != NULL && strcmp(end, "length") == 0 ? HARMONY_END_LENGTH : HARMONY_END_STOP);
+    record_run(&r, h, &c, ids.ptr, ids.len, end);
     td_buf_byte(out, '{');
     put_string(out, "reasoning", &r.reasoning);
     td_buf_byte(out, ',');
@@ -105,6 +117,69 @@ static void parse(const harmony *h, const cJSON *line, td_buf *out)
     chat_free(&c);
 }
 
+/* Events as they come, each with the token that made it. */
+typedef struct trace {
+    td_buf *out;
+    size_t token;
+    bool any;
+} trace;
+
+static void put_event(trace *t, char kind, td_slice text)
+{
+    td_buf_fmt(t->out, "%s[%zu,\"%c\",\"", t->any ? "," : "", t->token, kind);
+    td_buf_json(t->out, text.ptr, text.len);
+    td_buf_str(t->out, "\"]");
+    t->any = true;
+}
+
+static void trace_text(void *user, harmony_kind kind, td_slice text)
+{
+    put_event(user, kind == HARMONY_REASONING ? 'R' : 'C', text);
+}
+
+static void trace_begin(void *user, size_t index, td_slice name)
+{
+    (void)index;
+    put_event(user, 'B', name);
+}
+
+static void trace_args(void *user, size_t index, td_slice text)
+{
+    (void)index;
+    put_event(user, 'A', text);
+}
+
+static void trace_end(void *user, harmony_kind kind, size_t index, bool complete)
+{
+    const char text[2] = {"RCB"[kind], complete ? '1' : '0'};
+
+    (void)index;
+    put_event(user, 'E', (td_slice){text, 2});
+}
+
+static void run_trace(const harmony *h, const cJSON *line, td_buf *out)
+{
+    static const harmony_sink sink = {trace_text, trace_begin, trace_args, trace_end};
+    harmony_parser *p = NULL;
+    td_tokens ids = {0};
+    trace t = {.out = out};
+    chat c;
+    harmony_end end = answer_of(line, &ids, &c);
+
+    td_buf_str(out, "{\"events\":[");
+    td_assert(harmony_parser_create(h, &c, &sink, &t, &p, NULL) == TD_OK);
+    while (t.token < ids.len && !harmony_parse_push(p, ids.ptr[t.token]))
+        t.token++;
+    if (t.token < ids.len)
+        t.token++; /* the token that ended it was taken */
+    harmony_parse_finish(p, end);
+    td_buf_fmt(out, "],\"done\":%zu,\"finish_reason\":\"%s\"}", t.token,
+               harmony_finish_reason(p, end));
+    harmony_parser_free(p);
+    td_tokens_free(&ids);
+    chat_free(&c);
+}
+
 static void answer(const harmony *h, const cJSON *line, td_buf *out)
 {
     const char *op = cJSON_GetStringValue(get(line, "op"));
@@ -115,6 +190,10 @@ static void answer(const harmony *h, const cJSON *line, td_buf *out)
     td_buf_clear(out);
     if (op != NULL && strcmp(op, "parse") == 0) {
         parse(h, line, out);
+        return;
+    }
+    if (op != NULL && strcmp(op, "trace") == 0) {
+        run_trace(h, line, out);
         return;
     }
     if (op != NULL && strcmp(op, "message") == 0)

@@ -1,148 +1,34 @@
 #!/usr/bin/env python3
 """Holds the Harmony renderer and parser against openai-harmony, the reference.
 
-    harmony_oracle.py DRIVER VOCABULARY [--count 3000] [--seed 1]
+    harmony_oracle.py DRIVER VOCABULARY [--count 5000] [--seed 1] [--only "answer 17"]
 
 DRIVER is the program harmony_driver; VOCABULARY is o200k_base.tiktoken, which openai-harmony is
-made to read from the same folder. Needs `pip install openai-harmony==0.0.8`.
+made to read from the same folder. Run it through oracle.sh, which gets both.
 
-Checked on random input:
-  * schemas: the developer message of random tools, token by token;
-  * conversations: whole prompts, with and without dropping of reasoning, and for training. Where
-    our rule for dropping differs from the library's by decision, the messages handed to the library
-    are those that our rule keeps;
-  * single messages with names, recipients, channels and content types;
-  * parsing: random answers that the reference accepts give the same reasoning, content and calls.
+Checked on random input, --count cases of each kind:
+  schema        the developer message of random tools, token by token;
+  conversation  whole prompts, with built-in tools, other identities and channels, with and without
+                dropping of reasoning, and for training. Where our rule for dropping differs from the
+                library's by decision, the messages handed to the library are those that ours keeps;
+  message       single messages with names, recipients, channels and content types;
+  answer        well-formed answers, at every token;
+  mutant        answers with tokens lost, repeated, exchanged and added, at every token for as long
+                as the reference accepts them and reads their headers as the format means them.
+
+A difference is reported with its case, which --only runs alone under the same seed.
 """
 import argparse
+import collections
 import json
 import os
 import random
 import subprocess
 import sys
+import time
 
-WORDS = ["the", "quick", "Zürich", "日本語", "a b", "line\nbreak", "tab\t", "😀", "<|end|>", "null",
-         "x" * 30, "'s", "123456", "“q”", "  two", "e\u0301", "C:\\dir", '"quoted"', "// no", "\r\n",
-         "ﬁ", "🫠🫠", "नमस्ते", "=functions", "to=", "#", "# Tools", "\u00a0", "</s>", "{}"]
-NAMES = ["a", "get_time", "add-2", "X", "foo_bar", "search9", "q" * 20, "f", "python2", "Read"]
-DATE = "2025-06-28"
-
-
-def text(r, most=6):
-    return r.choice(["", " ", "\n"]).join(r.choice(WORDS) for _ in range(r.randint(0, most)))
-
-
-def value(r, depth=2):
-    pick = r.randrange(10 if depth else 7)
-    if pick < 2:
-        return text(r, 2)
-    if pick == 2:
-        return r.choice([0, 1, -1, 10, 2**53, 2**63, 2**64 - 1, -(2**63), 12345678901234567890123])
-    if pick == 3:
-        return r.choice([0.0, 1.0, -0.0, 0.1, 1e16, 1e15, 123456.789, 1e-5, 0.0001, 2.5e-8, -1.5,
-                         1234567890123456.0, 1e21, 9007199254740993.0])
-    if pick == 4:  # few digits: serde_json reads the last digits of longer ones wrong
-        return r.randint(1, 10**9) / 10 ** r.randint(0, 12)
-    if pick == 5:
-        return r.choice([True, False])
-    if pick == 6:
-        return None
-    if pick < 9:
-        return [value(r, depth - 1) for _ in range(r.randint(0, 3))]
-    return {text(r, 1) or "k": value(r, depth - 1) for _ in range(r.randint(0, 3))}
-
-
-def schema(r, depth=3):
-    """Any mixture of keywords, sensible or not: each rule must win or lose as in the reference."""
-    s = {}
-    kinds = ["object", "object", "string", "number", "integer", "boolean", "array", "null", "odd"]
-    if r.random() < 0.9:
-        s["type"] = r.choice(kinds) if depth else r.choice(kinds[2:6])
-        if r.random() < 0.12:
-            s["type"] = [r.choice(kinds[2:8]) for _ in range(r.randint(0, 3))]
-            if r.random() < 0.2:
-                s["type"].append(7)
-    if r.random() < 0.3:
-        s["description"] = text(r, 3) if r.random() < 0.95 else 5
-    if r.random() < 0.15:
-        s["title"] = text(r, 2)
-    if r.random() < 0.2:
-        s["default"] = value(r)
-    if r.random() < 0.2:
-        s["enum"] = [value(r, 0) if r.random() < 0.3 else r.choice(NAMES)
-                     for _ in range(r.randint(0, 3))]
-    if r.random() < 0.15:
-        s["nullable"] = r.choice([True, True, False, "yes"])
-    if r.random() < 0.1:
-        s["examples"] = [value(r, 0) for _ in range(r.randint(0, 3))]
-    if depth and r.random() < 0.15:
-        s["oneOf"] = ([schema(r, depth - 1) for _ in range(r.randint(0, 3))]
-                      if r.random() < 0.95 else "no list")
-        if s["oneOf"] and "description" in s and r.random() < 0.4 and isinstance(s["oneOf"], list):
-            s["oneOf"][0]["description"] = s["description"]
-    if depth and r.random() < 0.1:
-        s["anyOf"] = [schema(r, depth - 1) for _ in range(r.randint(0, 2))]
-    if depth and (s.get("type") == "array" or r.random() < 0.05) and r.random() < 0.8:
-        s["items"] = schema(r, depth - 1)
-    if depth and (s.get("type") == "object" or r.random() < 0.05) and r.random() < 0.9:
-        keys = [r.choice(NAMES + ["größe", "a b", "$ref"]) for _ in range(r.randint(0, 4))]
-        s["properties"] = {k: schema(r, depth - 1) for k in keys}
-        if r.random() < 0.6:
-            s["required"] = [r.choice(NAMES) for _ in range(r.randint(0, 3))] + r.choice([[], [3]])
-    for key in ("additionalProperties", "$schema", "minimum", "const"):
-        if r.random() < 0.05:
-            s[key] = value(r, 1)
-    items = list(s.items())
-    r.shuffle(items)
-    return dict(items)
-
-
-def tool(r):
-    f = {"name": r.choice(NAMES)}
-    if r.random() < 0.8:
-        f["description"] = r.choice(["", "\n", "a\n", "a\r\nb", "a\n\nb", "a\r"]) + text(r, 3)
-    if r.random() < 0.9:
-        f["parameters"] = schema(r) if r.random() < 0.95 else r.choice([{}, None])
-    return {"type": "function", "function": f}
-
-
-def conversation(r):
-    messages, ids = [], 0
-    for _ in range(r.randint(0, 2)):
-        messages.append({"role": r.choice(["system", "developer"]), "content": text(r)})
-    for _ in range(r.randint(1, 4)):
-        messages.append({"role": "user", "content": text(r)})
-        for _ in range(r.randint(0, 2)):
-            calls = []
-            for _ in range(r.randint(1, 3)):
-                calls.append({"id": f"c{ids}", "type": "function", "function": {
-                    "name": r.choice(NAMES), "arguments": r.choice(["{}", "", '{"a": 1}', text(r)])}})
-                ids += 1
-            message = {"role": "assistant", "tool_calls": calls}
-            if r.random() < 0.5:
-                message["content"] = text(r)
-            if r.random() < 0.7:
-                message[r.choice(["reasoning", "reasoning_content"])] = text(r)
-            messages.append(message)
-            results = [{"role": "tool", "tool_call_id": c["id"], "content": text(r)} for c in calls]
-            r.shuffle(results)
-            messages.extend(results)
-        if r.random() < 0.7:
-            message = {"role": "assistant", "content": text(r)}
-            if r.random() < 0.6:
-                message["reasoning"] = text(r)
-            messages.append(message)
-        if r.random() < 0.1:
-            messages.append({"role": r.choice(["system", "developer"]), "content": text(r)})
-    body = {"messages": messages, "reasoning_effort": r.choice(["low", "medium", "high"])}
-    if r.random() < 0.8:
-        body["date"] = DATE
-    if r.random() < 0.6:
-        body["tools"] = [tool(r) for _ in range(r.randint(1, 3))]
-    if r.random() < 0.1:
-        body["tool_choice"] = "none"
-    return body
-
+import harmony_trace
+from harmony_random import conversation, text, tool
 
 class Reference:
     def __init__(self, vocabulary):
@@ -150,6 +36,22 @@ class Reference:
         import openai_harmony as oh
         self.oh = oh
         self.enc = oh.load_harmony_encoding(oh.HarmonyEncodingName.HARMONY_GPT_OSS)
+        self.builtin = {"browser": oh.ToolNamespaceConfig.browser(),
+                        "python": oh.ToolNamespaceConfig.python()}
+
+    def system(self, body):
+        oh = self.oh
+        system = oh.SystemContent.new().with_reasoning_effort(
+            {"low": oh.ReasoningEffort.LOW, "medium": oh.ReasoningEffort.MEDIUM,
+             "high": oh.ReasoningEffort.HIGH}[body["reasoning_effort"]])
+        system.conversation_start_date = body.get("date") or None
+        system.model_identity = body.get("identity", system.model_identity) or None
+        system.knowledge_cutoff = body.get("cutoff", system.knowledge_cutoff) or None
+        for name in body.get("builtin_tools", []):
+            system = system.with_tools(self.builtin[name])
+        if "channels" in body:
+            system = system.with_required_channels([c for c in body["channels"].split(", ") if c])
+        return oh.Message.from_role_and_content(oh.Role.SYSTEM, system)
 
     def developer(self, instructions, tools):
         oh, dev = self.oh, self.oh.DeveloperContent.new()
@@ -165,12 +67,7 @@ class Reference:
         """The body as Harmony messages, by the mapping and the dropping rule of our own."""
         oh = self.oh
         tools = [] if body.get("tool_choice") == "none" else body.get("tools", [])
-        system = oh.SystemContent.new().with_reasoning_effort(
-            {"low": oh.ReasoningEffort.LOW, "medium": oh.ReasoningEffort.MEDIUM,
-             "high": oh.ReasoningEffort.HIGH}[body["reasoning_effort"]])
-        if body.get("date"):
-            system = system.with_conversation_start_date(body["date"])
-        out = [oh.Message.from_role_and_content(oh.Role.SYSTEM, system)]
+        out = [self.system(body)]
         chat = list(body["messages"])
         lead = []
         while chat and chat[0]["role"] in ("system", "developer"):
@@ -254,55 +151,6 @@ class Reference:
         return self.enc.render(message)
 
 
-def answer(r, ref):
-    """Tokens of a well-formed answer, and what it says."""
-    def enc(s):
-        return ref.enc.encode(s, allowed_special="all")
-
-    reasoning, content, calls, spell = [], [], [], ""
-    declared = sorted(set(NAMES))
-    for i in range(r.randint(1, 4)):
-        body = text(r, 8).replace("<|end|>", "<end>")
-        kind = r.randrange(4)
-        start = "<|start|>assistant" if i else ""
-        if kind == 0:
-            spell += f"{start}<|channel|>analysis<|message|>{body}<|end|>"
-            reasoning.append(body)
-        elif kind == 1:
-            spell += f"{start}<|channel|>commentary<|message|>{body}<|end|>"
-            content.append(body)
-        else:
-            name, kind = r.choice(declared), r.choice([" <|constrain|>json", " json", ""])
-            body = r.choice(["{}", '{"a":"é"}', '{"x": [1, 2]}'])
-            where = (f" to=functions.{name}<|channel|>commentary{kind}" if r.random() < 0.5
-                     else f"<|channel|>commentary to=functions.{name}{kind}")
-            spell += f"{start}{where}<|message|>{body}<|call|>"
-            calls.append({"name": name, "arguments": body})
-            return enc(spell), declared, reasoning, content, calls
-    body = text(r, 8).replace("<|end|>", "<end>")
-    spell += f"<|start|>assistant<|channel|>final<|message|>{body}<|return|>"
-    content.append(body)
-    return enc(spell), declared, reasoning, content, calls
-
-
-def joined(parts):
-    return "\n".join(p for p in parts if p)
-
-
-def reference_parse(ref, tokens):
-    """What the reference makes of the tokens, by the routing of the HTTP mapping."""
-    reasoning, content, calls = [], [], []
-    for m in ref.enc.parse_messages_from_completion_tokens(tokens, ref.oh.Role.ASSISTANT):
-        body = "".join(p.text for p in m.content)
-        if m.recipient and m.recipient.startswith("functions."):
-            calls.append({"name": m.recipient[len("functions."):], "arguments": body})
-        elif m.channel == "analysis":
-            reasoning.append(body)
-        else:
-            content.append(body)
-    return reasoning, content, calls
-
-
 class Driver:
     def __init__(self, program, vocabulary):
         self.p = subprocess.Popen([program, vocabulary], stdin=subprocess.PIPE,
@@ -314,58 +162,91 @@ class Driver:
         return json.loads(self.p.stdout.readline())
 
 
-def differ(ref, what, line, ours, theirs):
-    print(f"{what} differs for {json.dumps(line)}", file=sys.stderr)
-    if isinstance(theirs, list) and isinstance(ours.get("tokens"), list):
-        print("ours:  ", ref.enc.decode(ours["tokens"]), file=sys.stderr)
-        print("theirs:", ref.enc.decode(theirs), file=sys.stderr)
-        print(ours["tokens"], theirs, sep="\n", file=sys.stderr)
-    else:
-        print("ours:  ", ours, "\ntheirs:", theirs, file=sys.stderr)
-    sys.exit(1)
+class Difference(Exception):
+    pass
+
+
+def compare(ref, given, ours, theirs):
+    if ours.get("tokens") == theirs:
+        return
+    shown = [f"given:   {json.dumps(given)}"]
+    for name, tokens in (("ours", ours.get("tokens")), ("theirs", theirs)):
+        shown.append(f"{name + ':':8} {ours if tokens is None else ref.enc.decode(tokens)}")
+        shown.append(f"         {tokens}")
+    raise Difference("\n".join(shown))
+
+
+def schema_case(r, ref, driver):
+    body = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "medium",
+            "tools": [tool(r) for _ in range(r.randint(1, 3))]}
+    compare(ref, body, driver.ask(op="render", **body), ref.render(body, False, False))
+
+
+def conversation_case(r, ref, driver):
+    body, keep, training = conversation(r), r.random() < 0.3, r.random() < 0.3
+    compare(ref, {"keep_analysis": keep, "training": training, **body},
+            driver.ask(op="render", keep_analysis=keep, training=training, **body),
+            ref.render(body, keep, training))
+
+
+def message_case(r, ref, driver):
+    m = {"author": r.choice(["user", "user:bob", "assistant", "functions.x", "python"]),
+         "content": text(r), "channel": r.choice(["", "analysis", "final", "commentary"]),
+         "recipient": r.choice(["", "functions.add", "browser.search", "assistant"]),
+         "content_type": r.choice(["", "json", "code", "<|constrain|>json", "<|constrain|>"])}
+    call = m["author"] == "assistant" and m["recipient"]
+    compare(ref, m, driver.ask(op="message", end="<|call|>" if call else "<|end|>", **m),
+            ref.message(m))
+
+
+def answer_case(r, ref, driver):
+    tokens, declared = harmony_trace.answer(r, ref)
+    problem, outcome = harmony_trace.compare(ref, driver, tokens, declared)
+    if problem is None and outcome != "whole":
+        problem = f"a well-formed answer is {outcome}: {ref.enc.decode(tokens)!r}"
+    if problem:
+        raise Difference(problem)
+
+
+def mutant_case(r, ref, driver):
+    tokens, declared = harmony_trace.mutant(r, ref)
+    problem, outcome = harmony_trace.compare(ref, driver, tokens, declared)
+    if problem:
+        raise Difference(problem)
+    return outcome
+
+
+CASES = {"schema": schema_case, "conversation": conversation_case, "message": message_case,
+         "answer": answer_case, "mutant": mutant_case}
 
 
 def main():
-    args = argparse.ArgumentParser()
+    args = argparse.ArgumentParser(description=__doc__,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("driver")
     args.add_argument("vocabulary")
-    args.add_argument("--count", type=int, default=3000)
+    args.add_argument("--count", type=int, default=5000)
     args.add_argument("--seed", type=int, default=1)
+    args.add_argument("--only", help="kinds separated by commas, or a kind and a number")
     a = args.parse_args()
-    r, ref, driver = random.Random(a.seed), Reference(a.vocabulary), Driver(a.driver, a.vocabulary)
+    ref, driver = Reference(a.vocabulary), Driver(a.driver, a.vocabulary)
+    only = (a.only or "").split()
 
-    for _ in range(a.count):
-        body = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "medium",
-                "tools": [tool(r) for _ in range(r.randint(1, 3))]}
-        ours, theirs = driver.ask(op="render", **body), ref.render(body, False, False)
-        if ours.get("tokens") != theirs:
-            differ(ref, "schema", body, ours, theirs)
-    for _ in range(a.count):
-        body, keep, training = conversation(r), r.random() < 0.3, r.random() < 0.3
-        ours = driver.ask(op="render", keep_analysis=keep, training=training, **body)
-        theirs = ref.render(body, keep, training)
-        if ours.get("tokens") != theirs:
-            differ(ref, "conversation", {"keep": keep, "training": training, **body}, ours, theirs)
-    for _ in range(a.count // 4):
-        m = {"author": r.choice(["user", "user:bob", "assistant", "functions.x", "python"]),
-             "content": text(r), "channel": r.choice(["", "analysis", "final", "commentary"]),
-             "recipient": r.choice(["", "functions.add", "browser.search", "assistant"]),
-             "content_type": r.choice(["", "json", "code", "<|constrain|>json", "<|constrain|>"])}
-        call = m["author"] == "assistant" and m["recipient"]
-        ours = driver.ask(op="message", end="<|call|>" if call else "<|end|>", **m)
-        if ours.get("tokens") != ref.message(m):
-            differ(ref, "message", m, ours, ref.message(m))
-    for _ in range(a.count):
-        tokens, declared, reasoning, content, calls = answer(r, ref)
-        if reference_parse(ref, tokens) != (reasoning, content, calls):
-            sys.exit(f"the generator and the reference disagree: {ref.enc.decode(tokens)}")
-        ours = driver.ask(op="parse", tokens=tokens, declared=declared)
-        theirs = {"reasoning": joined(reasoning), "content": joined(content), "calls": calls,
-                  "finish_reason": "tool_calls" if calls else "stop"}
-        if ours != theirs:
-            differ(ref, "parse", ref.enc.decode(tokens), ours, theirs)
-    print(f"{a.count} schemas, {a.count} conversations, {a.count // 4} messages and {a.count} "
-          f"answers agree with openai-harmony (seed {a.seed})")
+    for kind, case in CASES.items():
+        if only and kind not in only[0].split(","):
+            continue
+        start, outcomes = time.time(), collections.Counter()
+        for i in [int(only[1])] if len(only) > 1 else range(a.count):
+            r = random.Random(f"{a.seed} {kind} {i}")
+            try:
+                outcomes[case(r, ref, driver)] += 1
+            except Difference as e:
+                sys.exit(f"differs from openai-harmony: --seed {a.seed} --only '{kind} {i}'\n{e}")
+        note = (f" ({outcomes['whole']} to their end, {outcomes['refused']} until the reference "
+                f"refused them, {outcomes['decided']} until ours read on by decision)"
+                if kind == "mutant" else "")
+        print(f"  equal: {outcomes.total()} of kind {kind}{note}, in {time.time() - start:.1f} s")
+    print(f"[       OK ] harmony_oracle {a.only or ''} (seed {a.seed})")
 
 
 main()

@@ -6,10 +6,11 @@
 
 With --vocab the reference is tiktoken (and openai-harmony for the control tokens), once over the file
 itself and once over a full-size tokenizer.json made from it; with --hf it is Hugging Face's
-tokenizers. Prints "not run" and succeeds when a reference is not installed (pip install tiktoken
-openai-harmony tokenizers). --mib is how much random text to go through, --seed makes it repeatable.
+tokenizers. Run it through oracle.sh, which gets the references and the vocabulary. --mib is how
+much random text to go through, --seed makes it repeatable.
 """
 import argparse
+import itertools
 import json
 import os
 import random
@@ -24,10 +25,22 @@ AWKWARD = ["a", "b", "s", "S", "t", "re", "LL", "ve", "m", "D", "Z", "É", "é",
            "\r\n", "\x0b", "\x0c", "\x85", "\xa0", "\u1680", "\u2003", "\u2028", "\u202f", "\u3000", "\u180e",
            "\u200b", "\u200d", "\ufeff", "\ufffd", "'", "’", "\u017f", "\u212a", "/", "//", ".", ",", "_", "-", "^",
            "(", "<|", "|>", "<|start|>", "{\"", "\x00", "\x01", "\x1f", "\x7f", "💖", "👩\u200d👩\u200d👧", "🫠", "🇩🇪",
-           "☎\ufe0f", "\U000e0101", "\u0e33", "한글", "カ゛", "ﬁ", "ﷺ", "\U0001e900", "\U00010400", "\ue000", "\uffff"]
+           "☎\ufe0f", "👩🏽\u200d🚀", "🏴\u200d☠\ufe0f", "1\ufe0f\u20e3", "🏴\U000e0067\U000e0062\U000e007f", "\U000e0101",
+           "\u0e33", "한글", "カ゛", "ﬁ", "ﷺ", "\U0001e900", "\U00010400", "\ue000", "\uffff"]
 SCRIPTS = [(0x20, 0x7f), (0xa0, 0x250), (0x370, 0x400), (0x400, 0x530), (0x590, 0x600), (0x600, 0x700),
            (0x900, 0x980), (0xb80, 0xc00), (0xe00, 0xe80), (0x10a0, 0x1100), (0x1100, 0x1200), (0x1e00, 0x2000),
-           (0x2000, 0x2400), (0x3040, 0x3100), (0x4e00, 0xa000), (0xac00, 0xd7a4), (0x1f300, 0x1fb00)]
+           (0x2000, 0x2400), (0x3040, 0x3100), (0x0, 0x20), (0x80, 0xa0), (0x300, 0x370),
+           (0x700, 0x860), (0x980, 0xb80), (0xc00, 0xe00), (0xe80, 0x10a0), (0x1200, 0x1400), (0x1780, 0x18b0),
+           (0x2c00, 0x2e00), (0x3400, 0x4dc0), (0x10000, 0x11000), (0x1d400, 0x1d800), (0x1e900, 0x1ef00),
+           (0x20000, 0x2a6e0), (0xe0000, 0xe01f0), (0x4e00, 0xa000), (0xac00, 0xd7a4), (0x1f300, 0x1fb00)]
+
+
+def packed(ids):
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def unpacked(ids):
+    return list(struct.unpack(f"<{len(ids) // 4}i", ids))
 
 
 class Pipe:
@@ -42,31 +55,54 @@ class Pipe:
             sys.exit("the tokenizer ended: see its message above")
         return struct.unpack("<I", head)[0]
 
-    def encode(self, data, kind=b"e"):
+    def encode_many(self, texts):
+        """As encode(), without waiting for each: what is on its way fits into the pipes."""
+        out = []
+        for start in range(0, len(texts), 256):
+            some = texts[start:start + 256]
+            assert sum(map(len, some)) <= 8192
+            self.process.stdin.write(b"".join(b"e" + struct.pack("<I", len(text)) + text for text in some))
+            self.process.stdin.flush()
+            for _ in some:
+                n, = struct.unpack("<I", self.process.stdout.read(4))
+                out.append(unpacked(self.process.stdout.read(4 * n)))
+        return out
+
+    def encode_packed(self, data, kind=b"e"):
+        """The ids as 32 bits each: millions of Python integers would be most of the time."""
         n = self.ask(kind, data, len(data))
-        return list(struct.unpack(f"<{n}i", self.process.stdout.read(4 * n)))
+        return self.process.stdout.read(4 * n)
+
+    def encode(self, data, kind=b"e"):
+        return unpacked(self.encode_packed(data, kind))
+
+    def decode_packed(self, ids):
+        n = self.ask(b"d", ids, len(ids) // 4)
+        return None if n == 0xffffffff else self.process.stdout.read(n)
 
     def decode(self, ids):
-        n = self.ask(b"d", struct.pack(f"<{len(ids)}i", *ids), len(ids))
-        return None if n == 0xffffffff else self.process.stdout.read(n)
+        return self.decode_packed(packed(ids))
 
 
 class Compare:
+    """`reference` gives the ids of a text, packed."""
+
     def __init__(self, pipe, reference):
         self.pipe, self.reference = pipe, reference
         self.texts = self.bytes = self.tokens = 0
 
     def text(self, text, what):
         data = text.encode()
-        ours, theirs = self.pipe.encode(data), self.reference(text)
+        ours, theirs = self.pipe.encode_packed(data), self.reference(text)
         if ours != theirs:
+            ours, theirs = unpacked(ours), unpacked(theirs)
             at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
             sys.exit(f"{what}: differs at token {at}: ours {ours[at:at + 6]}, reference {theirs[at:at + 6]}\n{text[:400]!r}")
-        if self.pipe.decode(ours) != data:
+        if self.pipe.decode_packed(ours) != data:
             sys.exit(f"{what}: decoding gives other bytes\n{text[:400]!r}")
         self.texts += 1
         self.bytes += len(data)
-        self.tokens += len(ours)
+        self.tokens += len(ours) // 4
 
 
 def any_char(rng):
@@ -92,6 +128,20 @@ def random_text(rng, pieces):
     return "".join(rng.choice(AWKWARD) * rng.choice((1, 1, 2, 5, 150)) for _ in range(min(n, 30)))
 
 
+# One or more of each class that the pattern tells apart, and of what a contraction is made.
+CLASSES = ["A", "ǅ", "b", "ʰ", "文", "\u0301", "7", "Ⅷ", " ", "\t", "\u3000", "\r", "\n", "'", "s", "L", "/", "💖"]
+
+
+def every_boundary(compare, reference_batch):
+    """All texts of four characters: each class before, after and between all others."""
+    texts = ["".join(chars) for chars in itertools.product(CLASSES, repeat=4)]
+    ours = compare.pipe.encode_many([text.encode() for text in texts])
+    for text, a, b in zip(texts, ours, reference_batch(texts)):
+        if a != b:
+            sys.exit(f"boundaries: ours {a}, reference {b} for {text!r}")
+    print(f"  equal: every text of four out of {len(CLASSES)} kinds of characters ({len(texts)})")
+
+
 def every_code_point(compare):
     """Each one where its class decides: before a contraction, a line break, a letter, after a space."""
     for start in range(0, 0x110000, 64):
@@ -113,9 +163,10 @@ def compare_texts(compare, pieces, args, everything):
     rng = random.Random(args.seed)
     if everything:
         every_code_point(compare)
+        print(f"  equal: each of {0x110000 - 0x800} code points between others ({compare.bytes} bytes)")
     for name, text in source_files(4 << 20):
         compare.text(text, name)
-    end = compare.bytes + int(args.mib * (1 << 20))
+    end = compare.bytes + int(args.mib * (1 << 20)) // (1 if everything else 10)
     while compare.bytes < end:
         compare.text(random_text(rng, pieces), f"random text, seed {args.seed}")
     print(f"  equal: {compare.texts} texts, {compare.bytes} bytes, {compare.tokens} tokens")
@@ -196,15 +247,9 @@ def write_json(ranks, specials, pattern, path, form):
 
 
 def harmony_check(pipe, vocab):
-    try:
-        import openai_harmony
-    except ImportError:
-        return print("openai-harmony: not run (not installed)")
+    import openai_harmony
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = os.path.dirname(os.path.abspath(vocab))
-    try:
-        harmony = openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
-    except Exception as e:  # it reads the file by its own rules
-        return print(f"openai-harmony: not run ({e})")
+    harmony = openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
     conversation = openai_harmony.Conversation.from_messages([
         openai_harmony.Message.from_role_and_content(openai_harmony.Role.USER, "".join(AWKWARD))])
     ids = harmony.render_conversation_for_completion(conversation, openai_harmony.Role.ASSISTANT)
@@ -216,12 +261,9 @@ def harmony_check(pipe, vocab):
 
 
 def run_vocab(args):
-    try:
-        import tiktoken
-        import tiktoken_ext.openai_public as public
-        from tiktoken.load import load_tiktoken_bpe
-    except ImportError:
-        return print("tiktoken: not run (not installed)")
+    import tiktoken
+    import tiktoken_ext.openai_public as public
+    from tiktoken.load import load_tiktoken_bpe
     public.load_tiktoken_bpe = lambda *_, **__: load_tiktoken_bpe(args.vocab)
     encoding = tiktoken.get_encoding("o200k_harmony")
     ranks = load_tiktoken_bpe(args.vocab)
@@ -232,7 +274,10 @@ def run_vocab(args):
             specials[name] = token
     print(f"tiktoken {tiktoken.__version__}, {args.vocab}")
     pipe = Pipe(args.pipe, args.vocab)
-    compare_texts(Compare(pipe, encoding.encode_ordinary), pieces, args, everything=True)
+    encode_packed = lambda text: bytes(memoryview(encoding._core_bpe.encode_to_tiktoken_buffer(text, set())))
+    compare = Compare(pipe, encode_packed)
+    every_boundary(compare, lambda texts: encoding.encode_ordinary_batch(texts, num_threads=2))
+    compare_texts(compare, pieces, args, everything=True)
     compare_bytes(pipe, encoding.encode_ordinary, args.seed)
     compare_specials(pipe, encoding, args.seed)
     compare_speed(pipe, encoding)
@@ -246,42 +291,41 @@ def run_vocab(args):
             pipe = Pipe(args.pipe, folder if form == "pairs" else path)
             pipe.encode(b"x")
             print(f", opened in {time.perf_counter() - start:.2f} s")
-            compare_texts(Compare(pipe, encoding.encode_ordinary), pieces, args, everything=False)
+            compare_texts(Compare(pipe, encode_packed), pieces, args, everything=False)
+            if form == "pairs":
+                run_hf(args, path)
 
 
-def run_hf(args):
-    try:
-        import tokenizers
-    except ImportError:
-        return print("tokenizers: not run (not installed)")
-    path = os.path.join(args.hf, "tokenizer.json") if os.path.isdir(args.hf) else args.hf
+def run_hf(args, path):
+    import tokenizers
+    if os.path.isdir(path):
+        path = os.path.join(path, "tokenizer.json")
     with open(path, encoding="utf-8") as f:
         spec = json.load(f)
     spec["added_tokens"] = []  # so that special names are text, as in ours
     reference = tokenizers.Tokenizer.from_str(json.dumps(spec))
     pieces = [piece.replace("Ġ", " ") for piece in spec["model"]["vocab"]]
-    print(f"tokenizers {tokenizers.__version__}, {args.hf}")
-    pipe = Pipe(args.pipe, args.hf)
-    encode = lambda text: reference.encode(text, add_special_tokens=False).ids
+    print(f"tokenizers {tokenizers.__version__}, {path}")
+    pipe = Pipe(args.pipe, path)
+    encode = lambda text: packed(reference.encode(text, add_special_tokens=False).ids)
     compare_texts(Compare(pipe, encode), pieces, args, everything=False)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pipe", required=True, help="the program tokenizer_pipe")
-    parser.add_argument("--vocab", default=os.environ.get("TANDEM_O200K"), help="o200k_base.tiktoken; also TANDEM_O200K")
+    parser.add_argument("--vocab", help="o200k_base.tiktoken")
     parser.add_argument("--hf", help="a tokenizer.json or its folder")
     parser.add_argument("--mib", type=float, default=4)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    if not args.vocab and not args.hf:
+        parser.error("neither --vocab nor --hf says what to compare")
     if args.vocab:
         run_vocab(args)
-    else:
-        print("tiktoken: not run (neither --vocab nor TANDEM_O200K is given)")
     if args.hf:
-        run_hf(args)
-    else:
-        print("tokenizers: not run (--hf is not given)")
+        run_hf(args, args.hf)
+    print(f"[       OK ] tokenizer_oracle (seed {args.seed})")
 
 
 if __name__ == "__main__":
