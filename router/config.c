@@ -46,6 +46,13 @@ const td_option router_options[] = {
      "A client with this much unread output is disconnected and its request canceled.", NULL},
     {"sse-ping", TD_OPT_DURATION_MS, offsetof(router_config, sse_ping_ms), "15s", 10, 3600000,
      "A comment line is sent on a stream that has been silent this long.", NULL},
+    {"responses-store", TD_OPT_BYTES, offsetof(router_config, responses_store), "64MiB", 0, 1e12,
+     "Memory for finished answers of /v1/responses, which previous_response_id refers to; the "
+     "oldest "
+     "make room. 0: none are kept.",
+     NULL},
+    {"responses-ttl", TD_OPT_DURATION_MS, offsetof(router_config, responses_ttl_ms), "1h", 1,
+     2592000000.0, "How long a finished answer of /v1/responses is kept.", NULL},
     {"drain", TD_OPT_DURATION_MS, offsetof(router_config, drain_ms), "10m", 0, 86400000,
      "After SIGTERM, how long running answers may take to finish.", NULL},
     {"date", TD_OPT_STR, offsetof(router_config, date), "", 0, 0,

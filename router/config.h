@@ -20,6 +20,8 @@ typedef struct router_config {
     uint64_t max_body;
     uint64_t slow_client_bytes;
     int64_t sse_ping_ms;
+    uint64_t responses_store; /* bytes */
+    int64_t responses_ttl_ms;
     int64_t drain_ms;
     char *date; /* "": today */
     bool allow_ignore_eos;

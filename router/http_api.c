@@ -17,6 +17,7 @@
 struct http_api {
     router *r;
     td_http_server *server;
+    responses_store *responses; /* NULL: none are kept */
 };
 
 static void on_chat(http_api *a, td_http_request *req)
@@ -49,7 +50,7 @@ static void on_completion(http_api *a, td_http_request *req)
 
 static void on_response(http_api *a, td_http_request *req)
 {
-    responses_start(a->r, req);
+    responses_start(a->r, a->responses, req);
 }
 
 static void on_tokenize(http_api *a, td_http_request *req)
@@ -166,19 +167,18 @@ static bool method_fits(td_http_method want, td_http_method got)
     return want == got || (want == TD_HTTP_GET && got == TD_HTTP_HEAD);
 }
 
-static void wrong_method(td_http_request *req, td_http_method want)
+static void wrong_method(td_http_request *req, const char *allow)
 {
     char text[160];
 
-    snprintf(text, sizeof text, "%s takes %s", td_http_request_path(req),
-             td_http_method_name(want));
+    snprintf(text, sizeof text, "%.120s takes %s", td_http_request_path(req), allow);
     td_http_error(req, 405, "invalid_request_error", text, NULL, NULL,
-                  TD_HEADERS({"Allow", want == TD_HTTP_GET ? "GET, HEAD" : "POST"}));
+                  TD_HEADERS({"Allow", allow}));
 }
 
 static void on_request(td_http_request *req, void *arg)
 {
-    static const char models[] = "/v1/models/";
+    static const char models[] = "/v1/models/", responses[] = "/v1/responses/";
     http_api *a = arg;
     const char *path = td_http_request_path(req);
     td_http_method method = td_http_request_method(req);
@@ -190,14 +190,22 @@ static void on_request(td_http_request *req, void *arg)
         if (method_fits(routes[i].method, method))
             routes[i].fn(a, req);
         else
-            wrong_method(req, routes[i].method);
+            wrong_method(req, routes[i].method == TD_HTTP_GET ? "GET, HEAD" : "POST");
         return;
     }
     if (strncmp(path, models, sizeof models - 1) == 0) {
         if (method_fits(TD_HTTP_GET, method))
             on_model(a, req, path + sizeof models - 1);
         else
-            wrong_method(req, TD_HTTP_GET);
+            wrong_method(req, "GET, HEAD");
+        return;
+    }
+    if (strncmp(path, responses, sizeof responses - 1) == 0 &&
+        strchr(path + sizeof responses - 1, '/') == NULL) {
+        if (method_fits(TD_HTTP_GET, method) || method == TD_HTTP_DELETE)
+            responses_lookup(a->responses, req, path + sizeof responses - 1);
+        else
+            wrong_method(req, "GET, HEAD, DELETE");
         return;
     }
     snprintf(text, sizeof text, "there is nothing at %.120s", path);
@@ -216,10 +224,20 @@ td_status http_api_create(router *r, http_api **out, td_error *err)
     if (a == NULL)
         return td_fail(err, TD_NOMEM, "http: no memory");
     a->r = r;
+    if (r->cfg->responses_store > 0) {
+        st =
+            responses_store_create(r->cfg->responses_store,
+                                   r->cfg->responses_ttl_ms * TD_USEC_PER_MSEC, &a->responses, err);
+        if (st != TD_OK) {
+            free(a);
+            return st;
+        }
+    }
     opt.connections =
         td_metrics_gauge(r->metrics, "tandem:http_connections", "Open client connections.", NULL);
     st = td_http_server_create(r->loop, &opt, &a->server, err);
     if (st != TD_OK) {
+        responses_store_free(a->responses);
         free(a);
         return td_wrap(err, "--http-listen");
     }
@@ -242,5 +260,6 @@ void http_api_free(http_api *a)
     if (a == NULL)
         return;
     td_http_server_free(a->server);
+    responses_store_free(a->responses);
     free(a);
 }

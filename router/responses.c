@@ -14,6 +14,7 @@
 
 typedef struct response {
     router *r;
+    responses_store *store; /* NULL: the response is not kept */
     td_http_request *req;
     request *q;
     bool begun;
@@ -168,6 +169,18 @@ static void finish_stream(response *a)
     free_response(a);
 }
 
+/* What a later request may refer to: object is the response, and is moved. */
+static void keep(response *a, td_buf *object)
+{
+    char id[48];
+
+    if (a->asked.items.len > 0 && a->out.n_items > 0)
+        td_buf_byte(&a->asked.items, ',');
+    responses_output_items(&a->out, &a->asked.items);
+    snprintf(id, sizeof id, "resp_%s", a->out.key);
+    responses_store_add(a->store, id, object, &a->asked.items, td_now_us());
+}
+
 static void on_finish(void *user, const char *reason, const request_usage *u)
 {
     response *a = user;
@@ -179,18 +192,21 @@ static void on_finish(void *user, const char *reason, const request_usage *u)
                             (td_slice){more.ptr, more.len}, &object);
     a->out.oom = a->out.oom || more.oom || object.oom;
     td_buf_free(&more);
-    if (a->begun) {
-        finish_stream(a);
-    } else {
+    if (!a->begun) {
         td_http_request_on_close(a->req, NULL, NULL);
         if (a->out.oom)
             td_http_error(a->req, 503, "server_error", "no memory for the answer", NULL, NULL,
                           NULL);
         else
             td_http_reply(a->req, 200, "application/json", object.ptr, object.len, NULL);
-        free_response(a);
     }
+    if (a->store != NULL && !a->out.oom)
+        keep(a, &object);
     td_buf_free(&object);
+    if (a->begun)
+        finish_stream(a);
+    else
+        free_response(a);
 }
 
 /* What errors of the request machinery call these fields is chat's. */
@@ -247,7 +263,8 @@ static td_status make_key(char key[33], td_error *err)
 }
 
 /* *asked is moved. */
-static void submit(router *r, td_http_request *req, responses_request *asked)
+static void submit(router *r, responses_store *store, td_http_request *req,
+                   responses_request *asked)
 {
     response *a = calloc(1, sizeof *a);
     td_error err = {0};
@@ -266,7 +283,9 @@ static void submit(router *r, td_http_request *req, responses_request *asked)
     a->r = r;
     a->req = req;
     a->asked = *asked;
-    a->out = (responses_output){.stream = asked->g.stream, .model = router_model(r)};
+    a->store = asked->store ? store : NULL;
+    a->out = (responses_output){
+        .stream = asked->g.stream, .store = asked->store, .model = router_model(r)};
     a->out.echo = a->asked.echo;
     a->asked.echo = (td_buf){0};
     snprintf(a->label, sizeof a->label, "%s", td_http_request_id(req));
@@ -282,8 +301,14 @@ static void submit(router *r, td_http_request *req, responses_request *asked)
     td_http_request_on_close(req, on_close, a);
 }
 
-void responses_start(router *r, td_http_request *req)
+static bool find_items(void *arg, td_slice id, td_slice *items)
 {
+    return responses_store_find(arg, id, td_now_us(), NULL, items);
+}
+
+void responses_start(router *r, responses_store *store, td_http_request *req)
+{
+    const responses_history history = {.find = find_items, .arg = store};
     td_slice body = td_http_request_body(req);
     char date[16];
     openai_defaults d = {.date = date,
@@ -294,11 +319,11 @@ void responses_start(router *r, td_http_request *req)
     td_status st;
 
     router_date(r, date);
-    st = responses_parse(body.ptr, body.len, &d, NULL, &asked, &err);
+    st = responses_parse(body.ptr, body.len, &d, store != NULL ? &history : NULL, &asked, &err);
     if (st == TD_OK)
         st = generation_check_model(asked.g.model, router_model(r), &err);
     if (st == TD_OK) {
-        submit(r, req, &asked);
+        submit(r, store, req, &asked);
         return;
     }
     if (strcmp(err.param, "previous_response_id") == 0 && st == TD_NOTFOUND)
@@ -307,4 +332,24 @@ void responses_start(router *r, td_http_request *req)
     else
         chat_answer_error(req, &err, 0);
     responses_request_free(&asked);
+}
+
+void responses_lookup(responses_store *store, td_http_request *req, const char *id)
+{
+    bool get = td_http_request_method(req) != TD_HTTP_DELETE;
+    td_slice object, name = td_slice_of(id);
+    char text[200];
+
+    if (store != NULL && get && responses_store_find(store, name, td_now_us(), &object, NULL)) {
+        td_http_reply(req, 200, "application/json", object.ptr, object.len, NULL);
+    } else if (store != NULL && !get && responses_store_remove(store, name, td_now_us())) {
+        /* An id that was found is one of ours: it needs no escapes. */
+        snprintf(text, sizeof text, "{\"id\":\"%.64s\",\"object\":\"response\",\"deleted\":true}",
+                 id);
+        td_http_reply(req, 200, "application/json", text, strlen(text), NULL);
+    } else {
+        snprintf(text, sizeof text, "there is no response '%.*s' here%s", chat_shown(name), id,
+                 store == NULL ? ": this server does not store responses" : "");
+        td_http_error(req, 404, "invalid_request_error", text, "response_id", "not_found", NULL);
+    }
 }

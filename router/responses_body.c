@@ -425,6 +425,7 @@ static td_status take_all(cJSON *root, const openai_defaults *d, const responses
         st = openai_take_bool(openai_field(root, "store"), "store", &q->store, err);
     if (st == TD_OK && tier != NULL && !is_one_of(tier, tiers))
         st = td_fail_param(err, "service_tier", "service_tier must be auto or default");
+    q->store = q->store && h != NULL;
     td_buf_str(&q->echo, "\"background\":false,\"service_tier\":\"default\","
                          "\"truncation\":\"disabled\"");
     echo_number(root, "temperature", "1.0", &q->echo);

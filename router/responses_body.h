@@ -17,7 +17,7 @@ typedef struct responses_history {
 
 typedef struct responses_request {
     generation g;
-    bool store; /* the client wants to refer to the response later; the default */
+    bool store; /* the response is to be kept: there is a history, and the client did not say no */
     /* Members of every Response object of this request that repeat or complete what was asked:
      * `"background":false,...`. */
     td_buf echo;

@@ -186,6 +186,42 @@ def test_sdk_response_conversation(c):
     same(bare.usage.input_tokens, second.usage.input_tokens)
 
 
+def test_sdk_response_previous(c):
+    """A conversation that the router keeps: questions, and the output of a call."""
+    first = create(c)
+    second = create(c, "What is 20 plus 5?", previous_response_id=first.id)
+    same((second.output_text, second.previous_response_id), ("20 + 5 = 25.", first.id))
+    by_hand = create(c, [{"role": "user", "content": ASK}] + first.output +
+                     [{"role": "user", "content": "What is 20 plus 5?"}])
+    same(second.usage.input_tokens, by_hand.usage.input_tokens)
+    third = create(c, "Weather in Oslo?", previous_response_id=second.id, tools=TOOLS, stream=True)
+    call = gather(third)[0]
+    last = create(c, [{"type": "function_call_output", "call_id": call.output[-1].call_id,
+                       "output": "4 degrees"}], previous_response_id=call.id, tools=TOOLS)
+    same(last.output_text, "The weather in Oslo:\n4 degrees")
+    # Instructions are those of the request alone.
+    brief = create(c, instructions="Be brief.")
+    after = create(c, "What is 20 plus 5?", previous_response_id=brief.id)
+    same(after.usage.input_tokens, second.usage.input_tokens)
+
+
+def test_sdk_response_kept(c):
+    kept = create(c)
+    got = c.client.responses.retrieve(kept.id)
+    same(got, kept)
+    c.client.responses.delete(kept.id)
+    not_kept = create(c, extra_body={"store": False})
+    same([r.model_extra["store"] for r in (kept, not_kept)], [True, False])
+    for gone in (kept.id, not_kept.id, "resp_1"):
+        refused(openai.NotFoundError, lambda: c.client.responses.retrieve(gone),
+                param="response_id", code="not_found", says=[gone])
+        refused(openai.NotFoundError, lambda: c.client.responses.delete(gone),
+                param="response_id", code="not_found", says=[gone])
+        refused(openai.BadRequestError, lambda: create(c, previous_response_id=gone),
+                param="previous_response_id", code="previous_response_not_found",
+                says=[gone, "input"])
+
+
 # ---- refusals ----
 
 
@@ -201,8 +237,6 @@ def test_sdk_response_errors(c):
              "input[0].call_id", "nope"),
             ({"stream": True, "truncation": "auto"}, "truncation", "not supported")):
         refused(bad, lambda: create(c, **more), param=param, code=None, says=[says])
-    refused(bad, lambda: create(c, previous_response_id="resp_1"), param="previous_response_id",
-            code="previous_response_not_found", says=["resp_1", "input"])
     refused(openai.NotFoundError,
             lambda: c.client.responses.create(model="gpt-5", input=ASK), param="model",
             code="model_not_found", says=["gpt-5", MODEL])

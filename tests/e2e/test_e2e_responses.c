@@ -207,7 +207,21 @@ static void test_methods_and_bodies(cluster *c)
 {
     ask a;
 
-    cluster_router(c, "");
+    cluster_router(c, "--responses-store 0");
+    ask_start(&a, cluster_port(c), "GET", "/v1/responses/resp_1", "", "", 0);
+    asks_wait(&a, 1);
+    assert_int_equal(a.status, 404);
+    assert_non_null(strstr(ask_error(&a, "message"), "does not store"));
+    ask_free(&a);
+    post_whole(&a, c, "{" COUNT ",\"previous_response_id\":\"resp_1\"}");
+    assert_int_equal(a.status, 400);
+    assert_non_null(strstr(ask_error(&a, "message"), "does not store"));
+    ask_free(&a);
+    ask_start(&a, cluster_port(c), "PUT", "/v1/responses/resp_1", "", "", 0);
+    asks_wait(&a, 1);
+    assert_int_equal(a.status, 405);
+    assert_string_equal(ask_header(&a, "Allow"), "GET, HEAD, DELETE");
+    ask_free(&a);
     ask_start(&a, cluster_port(c), "GET", "/v1/responses", "", "", 0);
     asks_wait(&a, 1);
     assert_int_equal(a.status, 405);
