@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# What two GPUs of one host give, in one command of about four minutes: whether two ranks compute what one
-# does, how KV crosses from one GPU to the other, what a sum over ranks costs beside NCCL, what a decode
-# worker notices of a prefill worker, and the speed of both models on two GPUs beside one.
+# What two GPUs of one host give, in one command of about four minutes: whether two and four ranks compute what
+# one does, how a worker ends when one of its ranks stops, the speed of both models on two GPUs beside one, how
+# KV crosses from one GPU to the other, what a decode worker notices of a prefill worker, and what a sum over
+# ranks costs beside NCCL.
 #
-#   bench/two_gpus.sh [--bin DIR] [--out DIR] [--seconds N] [--parts equal,serve,kv,sums,model]
+#   bench/two_gpus.sh [--bin DIR] [--out DIR] [--seconds N] [--parts equal,hang,model,serve,kv,sums]
 #
 # DIR of --bin has the programs, or is a build (default build/cuda: preset cuda with -DTANDEM_TESTS=ON; KV by
 # NVLink wants a UCX with CUDA, README). Tables go to stdout; rows, all output and logs to --out (default
@@ -12,14 +13,14 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
-BIN=build/cuda OUT_DIR=build/two_gpus LIMIT=270 PARTS=equal,serve,kv,sums,model
+BIN=build/cuda OUT_DIR=build/two_gpus LIMIT=270 PARTS=equal,hang,model,serve,kv,sums
 while [ $# -gt 0 ]; do
     case "$1" in
         --bin) BIN=$2 ;;
         --out) OUT_DIR=$2 ;;
         --seconds) LIMIT=$2 ;;
         --parts) PARTS=$2 ;;
-        -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+        -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
         *) echo "bench/two_gpus.sh: unknown argument $1; --help" >&2; exit 2 ;;
     esac
     shift 2 || { echo "bench/two_gpus.sh: $1 wants a value" >&2; exit 2; }
@@ -91,59 +92,52 @@ serving=
 trap '[ -z "$serving" ] || kill "$serving" 2>/dev/null; exit 1' INT TERM
 
 if has equal; then
-    title "two ranks on two GPUs against one: differences over the largest logit (allowed)"
+    title "two and four ranks on two GPUs against one: differences over the largest logit (allowed)"
     TANDEM_TEST_ONLY='*two_ranks*' step 40 backends test_model_backends
     report backends
-    TANDEM_TEST_LARGE=1 step 40 ranks test_model_ranks
-    report ranks | grep -E 'tp 2|test_|rror'
-    title "sums over ranks: every element, ranks that dawdle, pause or stay away"
-    TANDEM_TEST_ROUNDS=${TANDEM_TEST_ROUNDS:-10000} step 30 comm test_ops_comm
-    report comm | grep -E '[238] ranks on|did not come|test_|rror' | head -n 22
+    TANDEM_TEST_LARGE=1 step 60 ranks test_model_ranks
+    report ranks | grep -E 'tp [24]|test_|rror'
 fi
 
-# Alone on the GPUs: a process that opens both waits for as long as others load their weights.
-if has serve; then
-    title "services of gpt-oss-20b's shape, random weights: FP8 experts for prefill, MXFP4 for decode"
-    router=$(prog tandem-router) || exit 1
-    timeout -k 2 "$(left 110)" python3 bench/two_gpus_serve.py --bin "$(dirname "$router")" --out "$OUT_DIR" \
-        >"$OUT_DIR/serve.txt" 2>&1 &
+# serve NAME MOST LINES ARGS...: workers alone on the GPUs, because a process that opens both waits for as long as
+# others load their weights.
+serve() {
+    local name=$1 most=$2 lines=$3 router
+    shift 3
+    router=$(prog tandem-router) || { FAILED=1; return 1; }
+    rm -rf "$OUT_DIR/logs"
+    timeout -k 2 "$(left "$most")" python3 bench/two_gpus_serve.py --bin "$(dirname "$router")" --out "$OUT_DIR" \
+        "$@" >"$OUT_DIR/$name.txt" 2>&1 &
     serving=$!
     wait "$serving" || FAILED=1
     serving=
-    cut -c1-150 "$OUT_DIR/serve.txt" | head -n 45
-    { echo "=== serve"; cat "$OUT_DIR/serve.txt"; tail -n 25 "$OUT_DIR"/logs/*.log; } >>"$LOG"
-fi
+    cut -c1-170 "$OUT_DIR/$name.txt" | head -n "$lines"
+    { echo "=== $name"; cat "$OUT_DIR/$name.txt"; tail -n 25 "$OUT_DIR"/logs/*.log; } >>"$LOG"
+}
 
-if has kv; then
-    title "KV pushed from GPU 0 to GPU 1, 256 MiB in puts of one size (latency: one put)"
-    step 12 kv bench_kv --cuda 0,1 --transport auto --mib 256 --reps 100
-    cut -c1-78 "$OUT_DIR/kv.txt" 2>/dev/null
-fi
-
-if has sums; then
-    title "sums and gathers over two ranks, us a call"
-    step 25 sums comm_cuda 2
-    cut -c1-110 "$OUT_DIR/sums.txt" 2>/dev/null
+if has hang; then
+    title "a decode worker of two ranks, of which one stops or breaks (--step-timeout 3s)"
+    serve hang 45 12 --tables hang
 fi
 
 # models DEVICES MODEL: one after the other, rows in $OUT_DIR/model-*.csv.
 models() {
     local d=$1 m=$2 name
     name=model-$m-${d//,/}
-    step 45 "$name-prefill" bench_model prefill --model "$m" --devices "$d" --experts fp8 --lengths 1k,8k,32k \
-        --case-seconds 0.4 --csv "$OUT_DIR/$name-prefill.csv"
     step 45 "$name-decode" bench_model decode --model "$m" --devices "$d" --batches 1,8,32,64,128 --contexts 8k \
         --case-seconds 0.4 --csv "$OUT_DIR/$name-decode.csv"
+    step 45 "$name-prefill" bench_model prefill --model "$m" --devices "$d" --experts fp8 --lengths 1k,8k,32k \
+        --case-seconds 0.4 --csv "$OUT_DIR/$name-prefill.csv"
 }
 
 if has model; then
     title "models with random weights on two GPUs (tp 2 ep 2) beside one; prefill FP8, decode MXFP4 experts"
     rm -f "$OUT_DIR"/model-*.csv
+    models 0,1 120b
+    models 0,1 20b
     models 0 20b & one=$! # each on a GPU of its own, at the same time
     models 1 120b
     wait "$one" || FAILED=1
-    models 0,1 20b
-    models 0,1 120b
     cat "$OUT_DIR"/model-*.csv 2>/dev/null | awk -F, '
         $1 == "what" { next }
         { k = $1 "," $2 "," $6 "," $7; if (!(k in seen)) { seen[k] = 1; order[n++] = k }; ms[k, $3] = $8; rate[k, $3] = $11 }
@@ -158,6 +152,26 @@ if has model; then
                     (k, 1) in ms && (k, 2) in ms ? sprintf("%.2f", ms[k, 1] / ms[k, 2]) : "-"
             }
         }' | tee -a "$LOG"
+fi
+
+if has serve; then
+    title "services of gpt-oss-20b's shape, random weights: FP8 experts for prefill, MXFP4 for decode"
+    serve serve 80 40 --tables transfers,interference
+fi
+
+if has kv; then
+    title "KV pushed from GPU 0 to GPU 1, 256 MiB in puts of one size (latency: one put)"
+    step 12 kv bench_kv --cuda 0,1 --transport auto --mib 256 --reps 100
+    cut -c1-78 "$OUT_DIR/kv.txt" 2>/dev/null
+fi
+
+if has sums; then
+    title "sums and gathers over two ranks, us a call"
+    step 25 sums comm_cuda 2
+    cut -c1-110 "$OUT_DIR/sums.txt" 2>/dev/null
+    title "sums over ranks: every element, ranks that dawdle, pause or stay away"
+    TANDEM_TEST_ROUNDS=${TANDEM_TEST_ROUNDS:-10000} step 30 comm test_ops_comm
+    report comm | grep -E '[238] ranks on|did not come|test_|rror' | head -n 22
 fi
 
 [ "$FAILED" -eq 0 ] && how=complete || how="something failed"

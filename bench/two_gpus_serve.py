@@ -2,7 +2,7 @@
 """Services on two GPUs for bench/two_gpus.sh: KV transfers between their workers, decode steps while
 the other worker reads prompts, and ranks that stop answering.
 
-    two_gpus_serve.py --bin DIR --out DIR [--backend cuda] [--lengths 1000,8000,32000]
+    two_gpus_serve.py --bin DIR --out DIR [--tables hang,transfers,interference] [--backend cuda]
 
 Workers of more than one GPU start first: opening a second device takes as long as others load.
 Models are of gpt-oss-20b's shape with random weights and tandem-tiny's tokenizer (with
@@ -337,6 +337,10 @@ def services(o):
                        ("0 -> 0+1", [a], [a, b])):
         if name in o.services:
             made[name] = Service(o, name, on(*p) + pre, on(*d) + dec, model, router)
+    if "hang" not in o.tables:
+        return made
+    if o.tables == ["hang"]:
+        made = {}
     for name, fault in (("one stops", "-400"), ("one breaks", "400")):
         made[name] = Service(o, name, on(a) + ["--kv-memory", "512MiB"],
                              on(a, b) + ["--kv-memory", "256MiB", "--step-timeout", "3s",
@@ -366,6 +370,7 @@ def main():
     p.add_argument("--devices", default="0,1", type=lambda t: t.split(","))
     p.add_argument("--services", default="0 -> 1,1 -> 1,0+1 -> 1,0 -> 0+1", type=lambda t: t.split(","),
                    help="whose prefill and decode are on which of the two devices")
+    p.add_argument("--tables", default="hang,transfers,interference", type=lambda t: t.split(","))
     p.add_argument("--lengths", default="1000,8000,32000",
                    type=lambda t: [int(x) for x in t.split(",")])
     p.add_argument("--context", default=1000, type=int, help="of the answers' prompts, about")
@@ -389,11 +394,14 @@ def main():
                 failed = 1
         print(f"services ready after {time.monotonic() - t0:.1f} s", flush=True)
         transfers = [up[n] for n in ("0 -> 1", "0+1 -> 1", "0 -> 0+1", "1 -> 1") if n in up]
-        for table in (lambda: hang_table([up[n] for n in ("one stops", "one breaks") if n in up]),
-                      lambda: transfer_table(o, transfers),
-                      lambda: interference_table(o, [up[n] for n in ("0 -> 1", "1 -> 1") if n in up])):
+        tables = {"hang": lambda: hang_table([up[n] for n in ("one stops", "one breaks") if n in up]),
+                  "transfers": lambda: transfer_table(o, transfers),
+                  "interference": lambda: interference_table(
+                      o, [up[n] for n in ("0 -> 1", "1 -> 1") if n in up])}
+        for table in tables:
             try:
-                table()
+                if table in o.tables:
+                    tables[table]()
             except (RuntimeError, OSError, http.client.HTTPException, KeyError, IndexError) as e:
                 print(f"{type(e).__name__}: {e}", flush=True)
                 failed = 1

@@ -278,8 +278,11 @@ static void test_layers_of_20b_agree_with_one_rank(void **state)
 {
     static const split ways[] = {{2, 1, TD_EXPERTS_MXFP4},
                                  {2, 2, TD_EXPERTS_MXFP4},
+                                 {4, 1, TD_EXPERTS_MXFP4},
+                                 {4, 4, TD_EXPERTS_MXFP4},
                                  {2, 1, TD_EXPERTS_FP8},
-                                 {2, 2, TD_EXPERTS_FP8}};
+                                 {2, 2, TD_EXPERTS_FP8},
+                                 {4, 4, TD_EXPERTS_FP8}};
     td_model_config cfg = {.n_layers = 4,
                            .hidden = 2880,
                            .n_q_heads = 64,
@@ -305,7 +308,7 @@ static void test_layers_of_20b_agree_with_one_rank(void **state)
     if (getenv("TANDEM_TEST_LARGE") == NULL)
         skip();
     large = true;
-    check_splits(&cfg, ways, cpu ? 2 : 4, cpu ? 0.001 : 0.03);
+    check_splits(&cfg, ways, cpu ? 2 : sizeof ways / sizeof ways[0], cpu ? 0.001 : 0.03);
     large = false;
 }
 
