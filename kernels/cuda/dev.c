@@ -131,7 +131,7 @@ static td_stream *dev_stream(td_dev *dev)
     return &dev->stream;
 }
 
-td_status td_cuda_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err)
+td_status td_cuda_alloc_raw(td_dev *dev, size_t bytes, td_buffer *out, td_error *err)
 {
     void *p = NULL;
     size_t left = 0, all = 0;
@@ -148,18 +148,26 @@ td_status td_cuda_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err
         return td_fail(err, TD_NOMEM, "cuda device %d: %zu bytes wanted, %zu of %zu free",
                        dev->index, bytes, left, all);
     }
-    if ((st = td_cuda_status(err, e, "cudaMalloc")) != TD_OK)
+    if ((st = td_cuda_status(err, e, "cudaMalloc")) == TD_OK)
+        *out = (td_buffer){.dev = dev, .ptr = p, .bytes = bytes};
+    return st;
+}
+
+td_status td_cuda_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err)
+{
+    td_status st = td_cuda_alloc_raw(dev, bytes, out, err);
+
+    if (st != TD_OK || bytes == 0)
         return st;
     /* Waited for, because others than the stream may write next: a peer's transfer does. */
-    if ((st = td_cuda_status(err, cudaMemsetAsync(p, 0, bytes, dev->stream.handle),
+    if ((st = td_cuda_status(err, cudaMemsetAsync(out->ptr, 0, bytes, dev->stream.handle),
                              "zeroing memory")) != TD_OK ||
         (st = td_cuda_status(err, cudaStreamSynchronize(dev->stream.handle), "zeroing memory")) !=
             TD_OK) {
-        td_cuda_ignore(cudaFree(p), "cudaFree");
-        return st;
+        td_cuda_ignore(cudaFree(out->ptr), "cudaFree");
+        *out = (td_buffer){0};
     }
-    *out = (td_buffer){.dev = dev, .ptr = p, .bytes = bytes};
-    return TD_OK;
+    return st;
 }
 
 static void release(td_buffer *buf)

@@ -3,7 +3,9 @@
  *
  * TANDEM_TEST_BACKEND names the backend, "cpu" if unset; where its device is missing, a test
  * program exits with HARNESS_NOT_RUN. With TANDEM_TEST_REPORT set, the worst errors are printed at
- * the end. */
+ * the end. With TANDEM_TEST_SMALL set, sweeps take a few of their cases, of every kernel some, for
+ * tools that make kernels a hundred times slower; and a GPU's workspace is memory that nothing has
+ * written, so that a tool can tell who reads of it what no step has left there. */
 #ifndef TANDEM_TESTS_OPS_HARNESS_H
 #define TANDEM_TESTS_OPS_HARNESS_H
 
@@ -17,6 +19,8 @@
 #include "tests/ops/cases.h"
 
 enum { HARNESS_NOT_RUN = 77 }; /* ctest's SKIP_RETURN_CODE */
+
+bool harness_small(void); /* TANDEM_TEST_SMALL */
 
 /* Slow tests over many shapes are left out where they would show the same threads again. */
 #ifdef __SANITIZE_THREAD__

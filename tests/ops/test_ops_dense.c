@@ -403,7 +403,7 @@ static void test_attn_in_agrees_with_float64_at_every_size_of_step(void **state)
         in_setup s = set_up_in(h, &step_shapes[i]);
 
         for (size_t j = 0; j < N_OF(step_rows); j++)
-            if (step_rows[j] <= s.c.T)
+            if (step_rows[j] <= s.c.T && (!harness_small() || j % 3 == 0))
                 for (int kv = 0; kv < kv_types(h); kv++)
                     check_in(h, &s, (s.c.T - step_rows[j]) / 2, step_rows[j], kv_type[kv]);
         harness_clear(h);
@@ -439,7 +439,7 @@ static void test_attn_in_rows_are_the_same_in_every_small_step(void **state)
         in_setup s = set_up_in(h, &c);
         in_got all = run_in(h, &s, 0, c.T, TD_ELT_F32);
 
-        for (int32_t T = 1; T < c.T; T += T < 20 ? 1 : 9) {
+        for (int32_t T = 1; T < c.T; T += harness_small() ? 42 : T < 20 ? 1 : 9) {
             check_same_rows(h, &s, &all, 0, T);
             check_same_rows(h, &s, &all, (c.T - T) / 3, T);
             check_same_rows(h, &s, &all, c.T - T, T);
@@ -474,7 +474,7 @@ static void out_steps(harness *h, int32_t N, int32_t K, int32_t most)
         int32_t T = i < 0 ? TD_SMALL_STEP : step_rows[i], first = i < 0 ? 0 : (most - T) / 3;
         size_t nt = (size_t)T * (size_t)N, at = (size_t)first * (size_t)N;
 
-        if (T > most)
+        if (T > most || (harness_small() && i > 0 && i % 3 != 0))
             continue;
         check_ok(h->ops->copy_in(h->s, a.out, ones, n * act, &err), &err);
         a.T = T;

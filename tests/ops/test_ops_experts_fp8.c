@@ -440,7 +440,8 @@ static void case_on(harness *h, const fp8_case *c)
 static void test_experts_fp8_agree_with_float64(void **state)
 {
     for (size_t i = 0; i < N_OF(cases); i++)
-        case_on(*state, &cases[i]);
+        if (!harness_small() || cases[i].D * cases[i].I < 1 << 22)
+            case_on(*state, &cases[i]);
 }
 
 /* 20 runs; each token alone; all tokens in another order. */
@@ -457,7 +458,7 @@ static void test_experts_fp8_row_keeps_its_bits(void **state)
     td_experts_args a = m.a;
 
     run_step(h, &a, first);
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < (harness_small() ? 2 : 20); i++) {
         run_step(h, &a, got);
         assert_memory_equal(got, first, n * 4);
     }
