@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Sets up and runs every test: the optimised build, then the same suite under AddressSanitizer and
-# UndefinedBehaviorSanitizer, then what shares data between threads under ThreadSanitizer.
+# UndefinedBehaviorSanitizer, then what shares data between threads under ThreadSanitizer, then each
+# fuzzer for some seconds.
 #
 #   tests/run.sh                   all of it
-#   tests/run.sh release           one of release, asan, tsan
+#   tests/run.sh release           one of release, asan, tsan, fuzz
 #   tests/run.sh release -R e2e    the same, with more flags for ctest
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,10 +12,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 need_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
 
-PRESETS=(release asan tsan)
+PRESETS=(release asan tsan fuzz)
 case "${1:-}" in
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    release | asan | tsan) PRESETS=("$1"); shift ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    release | asan | tsan | fuzz) PRESETS=("$1"); shift ;;
 esac
 
 # One test at a time a core: they start processes of their own, and time-outs must mean something.
@@ -32,12 +33,13 @@ passed=0 failed=0 skipped=0 bad=()
 for preset in "${PRESETS[@]}"; do
     started=$SECONDS
     configure "$preset" -DTANDEM_TESTS=ON -DTANDEM_WERROR=ON
-    build "$preset"
-    select=()
+    select=() targets=() none=error
     [ "$preset" = tsan ] && select=(-L threads)
+    [ "$preset" = fuzz ] && targets=(fuzzers) none=ignore
+    build "$preset" "${targets[@]}"
     say "testing $preset"
     log=build/$preset/tests.log
-    ctest --preset "$preset" -j "$JOBS" --no-tests=error "${select[@]}" "$@" >"$log" 2>&1
+    ctest --preset "$preset" -j "$JOBS" "--no-tests=$none" "${select[@]}" "$@" >"$log" 2>&1
     rc=$?
     # Every test program prints a line a test; ctest keeps what each one printed.
     all=build/$preset/Testing/Temporary/LastTest.log

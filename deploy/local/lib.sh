@@ -2,7 +2,7 @@
 
 BUILD_PACKAGES=(build-essential cmake ninja-build pkg-config libnng-dev libucx-dev libprotobuf-c-dev
     protobuf-c-compiler libcjson-dev libevent-dev uthash-dev libxxhash-dev)
-TEST_PACKAGES=(libcmocka-dev libpcre2-dev python3 python3-venv)
+TEST_PACKAGES=(libcmocka-dev libpcre2-dev python3 python3-venv clang libclang-rt-dev)
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
