@@ -19,9 +19,11 @@ static uint32_t retry_after(const admission *a)
     return s < 1 ? 1 : s > 60 ? 60 : (uint32_t)ceil(s);
 }
 
-td_status admission_enter(admission *a, uint64_t tokens, uint32_t *retry_s, td_error *err)
+td_status admission_enter(admission *a, uint32_t n, uint64_t each, uint32_t *retry_s, td_error *err)
 {
-    if (a->requests >= a->max_requests) {
+    uint64_t tokens = n * each; /* an answer's are below 2^32, and so is n */
+
+    if (a->requests > a->max_requests || n > a->max_requests - a->requests) {
         a->refused++;
         *retry_s = retry_after(a);
         return td_fail(err, TD_BUSY, "the server is full: %u of %u requests are in it", a->requests,
@@ -35,7 +37,7 @@ td_status admission_enter(admission *a, uint64_t tokens, uint32_t *retry_s, td_e
                        (unsigned long long)tokens, (unsigned long long)a->tokens,
                        (unsigned long long)a->max_tokens);
     }
-    a->requests++;
+    a->requests += n;
     a->tokens += tokens;
     return TD_OK;
 }

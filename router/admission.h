@@ -22,12 +22,13 @@ typedef struct admission {
 
 void admission_init(admission *a, uint32_t max_requests, uint64_t max_tokens);
 
-/* Take a place for `tokens`. TD_BUSY: over a bound; *retry_s is what to tell the client, 1 .. 60.
- * One request alone is admitted whatever its size: it can never fit better than now. */
-TD_MUST_CHECK td_status admission_enter(admission *a, uint64_t tokens, uint32_t *retry_s,
+/* Take n places with `each` tokens, all or none. TD_BUSY: over a bound; *retry_s is what to tell
+ * the client, 1 .. 60. Where nothing is inside, any number of tokens is admitted: they can never
+ * fit better than now. */
+TD_MUST_CHECK td_status admission_enter(admission *a, uint32_t n, uint64_t each, uint32_t *retry_s,
                                         td_error *err);
 
-/* Give the place back, once. */
+/* Give one place back, once. */
 void admission_leave(admission *a, uint64_t tokens, td_usec now);
 
 #endif

@@ -20,12 +20,22 @@ void chat_answer_error_event(td_buf *b, const td_error *err);
 void chat_answer_logprobs(td_buf *b, const router *r, const token_logprobs *list, size_t n);
 void chat_answer_usage(td_buf *b, const request_usage *u);
 /* After each flush of a stream. True: the client reads too slowly, or (broken) the answer has lost
- * a part; that is logged and q cancelled, which calls nothing any more. The caller cuts the
- * connection.
- */
+ * a part; that is logged and q cancelled with its siblings, which calls nothing any more. The
+ * caller cuts the connection. */
 bool chat_answer_give_up(const router *r, td_http_request *req, request *q, const char *label,
                          bool broken);
 /* What this server did for the answer; an extension that other clients do not look at. */
 void chat_answer_timings(td_buf *b, const request_times *t);
+/* A log-probability as JSON can have it: what cannot be is very unlikely. */
+void chat_answer_logprob(td_buf *b, float v);
+
+/* Usage and times of all choices together, zero to start. The prompt counts once; times are from
+ * the first token of any to the last, and what was done for each is added up. */
+typedef struct answer_sum {
+    uint32_t n;
+    request_usage usage;
+    request_times times;
+} answer_sum;
+void chat_answer_sum(answer_sum *s, const request_usage *u, const request_times *t);
 
 #endif

@@ -62,6 +62,17 @@ static td_status take_prompt(const cJSON *root, const tokenizer *t, generation *
     return TD_OK;
 }
 
+/* The number of rivals: 0 asks for the drawn tokens' own values. */
+static td_status take_logprobs(const cJSON *root, generation *g, td_error *err)
+{
+    int64_t n = -1;
+    td_status st = openai_take_integer(root, "logprobs", 0, TD_TOP_LOGPROBS, &n, err);
+
+    g->logprobs = n >= 0;
+    g->top_logprobs = n >= 0 ? (int32_t)n : 0;
+    return st;
+}
+
 /* What each of these must be where it is given: the value that asks for what happens anyway. */
 static td_status refuse_unsupported(const cJSON *root, td_error *err)
 {
@@ -71,12 +82,10 @@ static td_status refuse_unsupported(const cJSON *root, td_error *err)
         int only;
         const char *why;
     } fields[] = {
-        {"n", IS_ONE, "only one answer a request"},
-        {"best_of", IS_ONE, "only one answer a request"},
+        {"best_of", IS_ONE, "answers that are made are given too; use n"},
         {"echo", IS_FALSE, "the prompt is not repeated in the answer"},
         {"suffix", IS_EMPTY, "text goes on at its end only"},
-        {"logprobs", NEVER, "log-probabilities are not given here"},
-        {"prompt_logprobs", NEVER, "log-probabilities are not given here"},
+        {"prompt_logprobs", NEVER, "log-probabilities are those of the answer"},
         {"response_format", NEVER, "the answer is raw text"},
         {"prompt_embeds", NEVER, "the prompt is text or token ids"},
         {"messages", NEVER, "this endpoint takes a prompt; /v1/chat/completions takes messages"},
@@ -113,6 +122,10 @@ td_status completion_parse(const char *body, size_t n, const openai_defaults *d,
     st = refuse_unsupported(root, err);
     if (st == TD_OK)
         st = openai_take_common(root, d, g, err);
+    if (st == TD_OK)
+        st = openai_take_n(root, d, g, err);
+    if (st == TD_OK)
+        st = take_logprobs(root, g, err);
     if (st == TD_OK)
         st = take_prompt(root, t, g, err);
     if (g->max_tokens == 0)

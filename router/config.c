@@ -2,6 +2,8 @@
 
 #include <stddef.h>
 
+#include "router/generation.h"
+
 static const char *const log_level_words[] = {"error", "warn", "info", "debug", NULL};
 
 const td_option router_options[] = {
@@ -17,6 +19,12 @@ const td_option router_options[] = {
      "Unique name of this router for workers. Empty: host name and process id.", NULL},
     {"max-requests", TD_OPT_U32, offsetof(router_config, max_requests), "1024", 1, 1000000,
      "Requests inside at once, waiting or running; one more is answered 429.", NULL},
+    {"max-choices", TD_OPT_U32, offsetof(router_config, max_choices), "8", 1,
+     GENERATION_MAX_CHOICES,
+     "Most answers that one request may ask for (n); each is a request of its own to the workers "
+     "and "
+     "to --max-requests.",
+     NULL},
     {"max-tokens-inside", TD_OPT_U64, offsetof(router_config, max_tokens_inside), "8000000", 1,
      1e12, "Prompt and reserved tokens of all requests inside; past it the answer is 429.", NULL},
     {"reserve-tokens", TD_OPT_U32, offsetof(router_config, reserve_tokens), "1024", 16, 131072,

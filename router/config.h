@@ -11,6 +11,7 @@ typedef struct router_config {
     char *rpc_listen;     /* tcp://host:port: gateways' REQ; "": none */
     char *router_id;      /* "": host name and process id */
     uint32_t max_requests;
+    uint32_t max_choices;
     uint64_t max_tokens_inside;
     uint32_t reserve_tokens;
     uint64_t prefill_backlog;

@@ -6,7 +6,7 @@
 
 void generation_init(generation *g)
 {
-    *g = (generation){.temperature = 1, .top_p = 1};
+    *g = (generation){.temperature = 1, .top_p = 1, .n = 1};
     chat_init(&g->chat);
 }
 

@@ -10,7 +10,7 @@
 #include "router/chat.h"
 #include "router/harmony_render.h"
 
-enum { GENERATION_MAX_STOPS = 4, GENERATION_MAX_BIAS = 1024 };
+enum { GENERATION_MAX_STOPS = 4, GENERATION_MAX_BIAS = 1024, GENERATION_MAX_CHOICES = 64 };
 
 typedef struct generation {
     chat chat; /* empty when raw */
@@ -35,6 +35,8 @@ typedef struct generation {
     size_t n_bias;
     bool logprobs;        /* of the content's tokens */
     int32_t top_logprobs; /* 0 .. TD_TOP_LOGPROBS */
+
+    uint32_t n; /* answers to this one question, 1 .. GENERATION_MAX_CHOICES; default 1 */
 
     bool stream; /* how the answer goes out; of no interest to the request itself */
     bool include_usage;

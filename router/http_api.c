@@ -24,14 +24,11 @@ static void on_chat(http_api *a, td_http_request *req)
 {
     td_slice body = td_http_request_body(req);
     char date[16];
-    openai_defaults d = {.date = date,
-                         .allow_ignore_eos = a->r->cfg->allow_ignore_eos,
-                         .vocab = tokenizer_vocab(harmony_tokenizer(a->r->harmony))};
+    openai_defaults d = router_defaults(a->r, date);
     generation g;
     td_error err = {0};
     td_status st;
 
-    router_date(a->r, date);
     st = openai_parse_chat(body.ptr, body.len, &d, &g, &err);
     if (st == TD_OK)
         st = generation_check_model(g.model, router_model(a->r), &err);

@@ -57,15 +57,10 @@ static td_status take_bool(const cJSON *root, const char *name, bool *out, td_er
 /* What is understood but not done is refused, unless the client asks for what happens anyway. */
 static td_status refuse_unsupported(const cJSON *root, td_error *err)
 {
-    int64_t n = 1;
-    const cJSON *v;
-    td_status st = openai_take_integer(root, "n", 1, 128, &n, err);
+    const cJSON *v = openai_field(root, "functions");
+    td_status st = TD_OK;
 
-    if (st == TD_OK && n != 1)
-        st = td_fail_param(err, "n", "n = %lld is not supported: only one answer a request",
-                           (long long)n);
-    v = openai_field(root, "functions");
-    if (st == TD_OK && v != NULL)
+    if (v != NULL)
         st = td_fail_param(err, "functions", "functions is the old form: use tools");
     v = openai_field(root, "function_call");
     if (st == TD_OK && v != NULL)
@@ -329,6 +324,19 @@ static td_status take_sampling(const cJSON *root, const openai_defaults *d, gene
     return st;
 }
 
+td_status openai_take_n(const cJSON *root, const openai_defaults *d, generation *g, td_error *err)
+{
+    uint32_t most = d->max_choices ? d->max_choices : 1;
+    int64_t n = 1;
+    td_status st = openai_take_integer(root, "n", 1, 128, &n, err);
+
+    if (st == TD_OK && n > most)
+        st = td_fail_param(err, "n", "n is %lld: at most %u %s given to one request here",
+                           (long long)n, most, most > 1 ? "answers are" : "answer is");
+    g->n = (uint32_t)n;
+    return st;
+}
+
 td_status openai_take_common(const cJSON *root, const openai_defaults *d, generation *g,
                              td_error *err)
 {
@@ -369,6 +377,8 @@ td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d
         st = take_format(root, err);
     if (st == TD_OK)
         st = openai_take_common(root, d, g, err);
+    if (st == TD_OK)
+        st = openai_take_n(root, d, g, err);
     if (st == TD_OK) /* /v1/completions has another form of it */
         st = take_logprobs(root, g, err);
     if (st == TD_OK)

@@ -22,7 +22,8 @@ enum {
 typedef struct openai_defaults {
     const char *date; /* for the system message, "YYYY-MM-DD" or "" */
     bool allow_ignore_eos;
-    int32_t vocab; /* ids of logit_bias are below it */
+    int32_t vocab;        /* ids of logit_bias are below it */
+    uint32_t max_choices; /* the most that n may be; 0: 1 */
 } openai_defaults;
 
 /* Parse a /v1/chat/completions body. body[n] must be NUL (it is not read as part of the body). *g

@@ -50,6 +50,10 @@ TD_MUST_CHECK td_status openai_take_bool(const cJSON *v, const char *path, bool 
 TD_MUST_CHECK td_status openai_take_effort(const cJSON *v, const char *path, chat_effort *out,
                                            td_error *err);
 
+/* How many answers: n. */
+TD_MUST_CHECK td_status openai_take_n(const cJSON *root, const openai_defaults *d, generation *g,
+                                      td_error *err);
+
 /* What all forms of a request share, by openai.c: model, limits, sampling, stream. */
 TD_MUST_CHECK td_status openai_take_common(const cJSON *root, const openai_defaults *d,
                                            generation *g, td_error *err);

@@ -47,7 +47,7 @@ static void free_request(request *q)
     td_tokens_free(&q->prompt);
     td_tokens_free(&q->render.prompt);
     td_tokens_free(&q->out);
-    generation_free(&q->g);
+    request_group_drop(q->group);
     free(q->destination);
     free(q);
 }
@@ -77,12 +77,14 @@ static void leave(request *q)
         td_histogram_observe(r->m.generation, (double)q->out.len);
     }
     q->gone = true;
+    request_group_leave(q);
     if (!q->rendering)
         forget(q);
 }
 
 void request_cancel(request *q, const char *why)
 {
+    request_group_dismiss(q, why);
     if (q->in_output) { /* inside its own callback: the caller up there sees it through */
         q->cancel_wanted = true;
         q->cancel_why = why;
@@ -102,6 +104,7 @@ void request_end_in_error(request *q, const td_error *err)
 
     td_counter_add(err->code == TD_BUSY ? q->r->m.refused : q->r->m.finished_error, 1);
     log_end(q, td_status_name(err->code), err->text);
+    request_group_dismiss(q, "choice_failed");
     leave(q);
     a.on_error(user, &copy, retry_s);
 }
@@ -180,8 +183,7 @@ static void on_rendered(render_job *job)
         forget(q);
         return;
     }
-    q->rendered = true;
-    request_advance(q);
+    request_group_rendered(q);
 }
 
 /* How many tokens the answer may have; a prompt that leaves no room is the client's mistake. */
@@ -222,6 +224,8 @@ static td_status step_render(request *q, td_error *err)
 {
     td_status st;
 
+    if (!q->rendered && q->choice > 0)
+        return TD_PENDING; /* the first one's prompt is this one's too */
     if (!q->rendered) {
         q->render.generation = &q->g;
         q->render.done = on_rendered;
@@ -251,19 +255,31 @@ static td_status step_render(request *q, td_error *err)
 
 /* ---- ADMIT, PLACE ---- */
 
+/* The first choice that comes here takes a place for each, since all or none are answered. */
 static td_status step_admit(request *q, td_error *err)
 {
     router *r = q->r;
-    td_status st;
-
-    q->admitted_tokens =
+    request_group *group = q->group;
+    uint64_t tokens =
         q->prompt.len +
         (q->max_tokens < r->cfg->reserve_tokens ? q->max_tokens : r->cfg->reserve_tokens);
-    st = admission_enter(&r->admission, q->admitted_tokens, &q->retry_s, err);
+    uint32_t n = 0;
+    td_status st;
+
+    if (q->admitted)
+        return TD_OK;
+    for (uint32_t i = 0; i < group->n; i++)
+        n += group->members[i] != NULL;
+    st = admission_enter(&r->admission, n, tokens, &q->retry_s, err);
     if (st != TD_OK)
         return st;
-    q->admitted = true;
-    td_gauge_add(r->m.running, 1);
+    for (uint32_t i = 0; i < group->n; i++) {
+        if (group->members[i] == NULL)
+            continue;
+        group->members[i]->admitted = true;
+        group->members[i]->admitted_tokens = tokens;
+    }
+    td_gauge_add(r->m.running, n);
     return TD_OK;
 }
 
@@ -306,48 +322,102 @@ void request_advance(request *q)
     }
 }
 
+/* Another choice's seed: as far from its neighbours' as any two. Choice 0 keeps the client's. */
+static uint64_t seed_of(uint64_t seed, uint32_t choice)
+{
+    uint64_t x = seed + choice * 0x9e3779b97f4a7c15u;
+
+    if (choice == 0)
+        return seed;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static td_status make_request(router *r, const char *label, const answer *a, void *user,
+                              request **out, td_error *err)
+{
+    request *q = calloc(1, sizeof *q);
+
+    if (q == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for a request");
+    q->r = r;
+    q->id = ++r->next_id;
+    snprintf(q->label, sizeof q->label, "%s", label);
+    q->created_s = td_wall_us() / 1000000;
+    q->answer = *a;
+    q->user = user;
+    q->attempt = 1;
+    q->retries_left = r->cfg->retries;
+    q->deadline = TD_USEC_NEVER;
+    q->times.submitted = td_now_us();
+    *out = q;
+    return TD_OK;
+}
+
+/* Whether n more can come in at all. */
+static td_status door_open(router *r, uint32_t n, uint32_t *retry_s, td_error *err)
+{
+    const char *why;
+    size_t inside = HASH_COUNT(r->by_id), most = r->admission.max_requests;
+
+    if (r->draining || !router_ready(r, &why)) {
+        *retry_s = 1;
+        return td_fail(err, TD_UNAVAILABLE, "%s",
+                       r->draining ? "this router is shutting down" : why);
+    }
+    if (inside + n > most || r->admission.requests + n > most) {
+        td_counter_add(r->m.refused, 1);
+        *retry_s = 1;
+        return td_fail(err, TD_BUSY, "the server is full: %u requests are in it", (unsigned)inside);
+    }
+    return TD_OK;
+}
+
+td_status request_submit_choices(router *r, generation *g, const char *label, const answer *a,
+                                 void *const *users, request **out, uint32_t *retry_s,
+                                 td_error *err)
+{
+    request_group *group = NULL;
+    uint32_t n = g->n, made = 0;
+    uint64_t seed = g->seed;
+    td_status st;
+
+    *retry_s = 0;
+    st = door_open(r, n, retry_s, err);
+    if (st != TD_OK) {
+        generation_free(g);
+        generation_init(g);
+        return st;
+    }
+    if (!g->has_seed && getrandom(&seed, sizeof seed, 0) != sizeof seed)
+        seed = (uint64_t)td_wall_us();
+    st = request_group_create(g, &group, err);
+    while (st == TD_OK && made < n) {
+        st = make_request(r, label, a, users[made], &out[made], err);
+        made += st == TD_OK;
+    }
+    if (st != TD_OK) {
+        while (made > 0)
+            free(out[--made]);
+        request_group_drop(group);
+        return st;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        out[i]->seed = seed_of(seed, i);
+        request_group_join(group, out[i], i);
+        HASH_ADD(hh, r->by_id, id, sizeof out[i]->id, out[i]);
+    }
+    request_group_drop(group); /* its members have it now */
+    request_advance(out[0]);   /* to the pool: nothing can end it before this returns */
+    return TD_OK;
+}
+
 td_status request_submit(router *r, generation *g, const char *label, const answer *a, void *user,
                          request **out, uint32_t *retry_s, td_error *err)
 {
-    request *q;
-    const char *why;
-
-    *retry_s = 0;
-    if (r->draining || !router_ready(r, &why)) {
-        td_fail(err, TD_UNAVAILABLE, "%s", r->draining ? "this router is shutting down" : why);
-        *retry_s = 1;
-    } else if (r->admission.requests >= r->admission.max_requests ||
-               HASH_COUNT(r->by_id) >= r->admission.max_requests) {
-        td_fail(err, TD_BUSY, "the server is full: %u requests are in it",
-                (unsigned)HASH_COUNT(r->by_id));
-        td_counter_add(r->m.refused, 1);
-        *retry_s = 1;
-    } else if ((q = calloc(1, sizeof *q)) == NULL) {
-        td_fail(err, TD_NOMEM, "no memory for a request");
-    } else {
-        q->r = r;
-        q->id = ++r->next_id;
-        snprintf(q->label, sizeof q->label, "%s", label);
-        q->created_s = td_wall_us() / 1000000;
-        q->answer = *a;
-        q->user = user;
-        q->g = *g;
-        generation_init(g);
-        q->attempt = 1;
-        q->retries_left = r->cfg->retries;
-        q->deadline = TD_USEC_NEVER;
-        q->seed = q->g.seed;
-        if (!q->g.has_seed && getrandom(&q->seed, sizeof q->seed, 0) != sizeof q->seed)
-            q->seed = (uint64_t)td_wall_us();
-        q->times.submitted = td_now_us();
-        HASH_ADD(hh, r->by_id, id, sizeof q->id, q);
-        *out = q;
-        request_advance(q); /* to the pool: nothing can end it before this returns */
-        return TD_OK;
-    }
-    generation_free(g);
-    generation_init(g);
-    return err ? err->code : TD_INTERNAL;
+    td_assert(g->n == 1);
+    return request_submit_choices(r, g, label, a, &user, out, retry_s, err);
 }
 
 void request_end_all(router *r, const td_error *err)

@@ -66,9 +66,18 @@ typedef struct answer {
 TD_MUST_CHECK td_status request_submit(router *r, generation *g, const char *label, const answer *a,
                                        void *user, request **out, uint32_t *retry_s, td_error *err);
 
+/* The same for g->n answers to one question, each a request: users[i] and out[i] are of number i.
+ * Either all of them are begun or none. They are admitted together, drawn from different seeds (0
+ * has the one that it would have alone) and finish each for itself, with its own on_finish. An
+ * error of one is the end of all: on_error is called for that one, and nothing for the others any
+ * more, which are canceled. */
+TD_MUST_CHECK td_status request_submit_choices(router *r, generation *g, const char *label,
+                                               const answer *a, void *const *users, request **out,
+                                               uint32_t *retry_s, td_error *err);
+
 /* The client is gone, or has enough: workers are told, pages come back; no callback is called any
- * more. The pointer is dead afterwards. why is for the log ("client_closed", "slow_client") and is
- * kept: a literal. */
+ * more, for q and all other choices of its question. Their pointers are dead afterwards. why is for
+ * the log ("client_closed", "slow_client") and is kept: a literal. */
 void request_cancel(request *q, const char *why);
 
 uint64_t request_id(const request *q); /* unique in this router */

@@ -22,6 +22,13 @@ typedef enum request_phase {
     RQ_DONE,
 } request_phase;
 
+/* What the answers to one question share. It goes with the last of them. */
+typedef struct request_group {
+    generation asked; /* each request's g is a shallow copy: none changes what it points to */
+    uint32_t n, refs; /* choices; their requests that have memory still, and whoever looks */
+    request *members[GENERATION_MAX_CHOICES]; /* by choice; NULL: has left */
+} request_group;
+
 struct request {
     router *r;
     uint64_t id;
@@ -29,7 +36,10 @@ struct request {
     int64_t created_s;
     answer answer;
     void *user;
-    generation g;
+    request_group *group;
+    uint32_t choice;
+    bool dismissed; /* nobody hears of it any more; it is canceled at the loop's next turn */
+    generation g;   /* the group's */
     request_phase phase;
     bool gone; /* ended; here only until the pool gives it back */
 
@@ -66,7 +76,8 @@ struct request {
     content_logprobs logprobs;
     utf8_stream raw_utf8; /* of a raw answer, which has no parser */
     td_buf raw_text;
-    bool started; /* on_start was called */
+    uint64_t raw_tokens; /* of it, that are text */
+    bool started;        /* on_start was called */
     bool stop_string_hit;
     bool in_output; /* inside a callback of the answer: a cancel must wait */
     bool cancel_wanted;
@@ -88,6 +99,19 @@ void request_end_in_error(request *q, const td_error *err);
 void request_fail(request *q, const td_error *err, bool decode_at_fault, bool prefill_at_fault);
 /* A worker's status as ours: its INVALID is not the client's mistake, its CANCELED not our wish. */
 td_status request_blame(td_status worker_said);
+
+/* request_group.c */
+
+/* A group of g->n without members yet. *g is moved, on failure too. */
+TD_MUST_CHECK td_status request_group_create(generation *g, request_group **out, td_error *err);
+void request_group_join(request_group *s, request *q, uint32_t choice);
+void request_group_leave(request *q); /* it has ended; its memory may still be there */
+void request_group_drop(request_group *s);
+/* Of one question's answers the first is rendered for all. */
+void request_group_rendered(request *q);
+/* Take q's siblings from their answer and have them canceled soon: not now, since whoever has just
+ * called q may be on its way through all requests, or all calls. */
+void request_group_dismiss(request *q, const char *why);
 
 /* request_attempt.c */
 td_status request_step_place(request *q, td_error *err);

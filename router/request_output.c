@@ -5,16 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool wants_logprobs(const request *q)
-{
-    return q->g.logprobs && !q->g.raw;
-}
-
 static void count_logprobs(request *q)
 {
-    const harmony_stats *s = harmony_parser_stats(q->parser);
+    const harmony_stats *s = q->g.raw ? NULL : harmony_parser_stats(q->parser);
 
-    content_logprobs_count(&q->logprobs, s->content_tokens, s->reasoning_tokens);
+    content_logprobs_count(&q->logprobs, s ? s->content_tokens : q->raw_tokens,
+                           s ? s->reasoning_tokens : 0);
 }
 
 static void send_logprobs(request *q, bool all)
@@ -38,7 +34,7 @@ static void on_text(void *user, harmony_kind kind, td_slice text)
         return;
     }
     q->stop_string_hit = stop_strings_push(q->stops, text, &ready);
-    if (wants_logprobs(q)) {
+    if (q->g.logprobs) {
         count_logprobs(q);
         content_logprobs_text(&q->logprobs, text.len, ready.len);
         send_logprobs(q, false);
@@ -76,7 +72,7 @@ static void on_message_end(void *user, harmony_kind kind, size_t index, bool com
         return;
     if (kind == HARMONY_CONTENT && !q->stop_string_hit) {
         rest = stop_strings_flush(q->stops);
-        if (wants_logprobs(q)) {
+        if (q->g.logprobs) {
             count_logprobs(q);
             content_logprobs_text(&q->logprobs, 0, rest.len);
             send_logprobs(q, true);
@@ -104,6 +100,7 @@ static bool raw_push(request *q, int32_t token)
             return true;
     if (tokenizer_is_special(t, token) || !tokenizer_bytes(t, token, &bytes))
         return false;
+    q->raw_tokens++;
     td_buf_clear(&q->raw_text);
     utf8_stream_push(&q->raw_utf8, bytes, &q->raw_text);
     if (q->raw_text.len > 0)
@@ -171,10 +168,10 @@ td_status request_output_tokens(request *q, uint32_t index, const int32_t *token
         if (index + i > q->out.len)
             return td_fail(err, TD_INTERNAL, "token %zu came after token %zu", (size_t)index + i,
                            q->out.len);
-        if (wants_logprobs(q) && i >= n_logprobs)
+        if (q->g.logprobs && i >= n_logprobs)
             return td_fail(err, TD_INTERNAL, "token %u came without its log-probabilities",
                            (unsigned)(index + i));
-        if (wants_logprobs(q) && !tokenizer_is_special(q->r->tokenizer, tokens[i]))
+        if (q->g.logprobs && !tokenizer_is_special(q->r->tokenizer, tokens[i]))
             content_logprobs_push(&q->logprobs, tokens[i], logprobs[i]);
         take_one(q, tokens[i]);
         if (q->out.oom)
@@ -187,7 +184,7 @@ td_status request_output_tokens(request *q, uint32_t index, const int32_t *token
         over = !q->cancel_wanted &&
                (q->g.raw ? raw_push(q, tokens[i]) : harmony_parse_push(q->parser, tokens[i]));
         q->in_output = false;
-        if (wants_logprobs(q))
+        if (q->g.logprobs)
             count_logprobs(q);
         if (q->logprobs.oom)
             return td_fail(err, TD_NOMEM, "no memory for the answer's log-probabilities");
@@ -223,7 +220,7 @@ const char *request_output_finish(request *q, harmony_end end)
     else
         harmony_parse_finish(q->parser, end);
     rest = stop_strings_flush(q->stops);
-    if (wants_logprobs(q) && !q->stop_string_hit && !q->cancel_wanted) {
+    if (q->g.logprobs && !q->stop_string_hit && !q->cancel_wanted) {
         count_logprobs(q);
         send_logprobs(q, true);
     }

@@ -258,3 +258,15 @@ void router_date(const router *r, char out[16])
     gmtime_r(&now, &utc);
     strftime(out, 16, "%Y-%m-%d", &utc);
 }
+
+openai_defaults router_defaults(const router *r, char date[16])
+{
+    const router_config *cfg = r->cfg;
+
+    router_date(r, date);
+    return (openai_defaults){
+        .date = date,
+        .allow_ignore_eos = cfg->allow_ignore_eos,
+        .vocab = tokenizer_vocab(r->tokenizer),
+        .max_choices = cfg->max_choices < cfg->max_requests ? cfg->max_choices : cfg->max_requests};
+}

@@ -9,6 +9,7 @@
 #include "router/admission.h"
 #include "router/config.h"
 #include "router/harmony_render.h"
+#include "router/openai.h"
 #include "router/render_pool.h"
 #include "router/request.h"
 #include "router/tokenizer.h"
@@ -42,13 +43,14 @@ struct router {
     td_id_range banned[ROUTER_MAX_BANNED];
     size_t n_banned;
 
-    request *by_id;   /* uthash */
-    request *waiting; /* utlist, in order of arrival: those that wait for room */
+    request *by_id;       /* uthash */
+    request *waiting;     /* utlist, in order of arrival: those that wait for room */
+    td_loop_task dismiss; /* cancels the requests that nobody hears any more */
     uint64_t next_id;
     struct tokenize_job *tokenizing; /* utlist: of tokenize_api.c */
     uint32_t n_tokenizing;
     size_t tokenizing_bytes; /* of their bodies */
-    td_timer *timer; /* deadlines of requests */
+    td_timer *timer;         /* deadlines of requests */
     bool draining;
     td_loop_fn on_idle; /* draining, and the last request has gone */
     void *on_idle_arg;
@@ -59,8 +61,8 @@ TD_MUST_CHECK td_status router_create(td_loop *loop, const router_config *cfg, t
                                       router **out, td_error *err);
 void router_free(router *r); /* after the loop has stopped; ends what is left without a word */
 
-/* Refuse new requests; call fn once when the last one has gone (maybe at once, from the loop). NULL:
- * nobody waits for that, or no longer. */
+/* Refuse new requests; call fn once when the last one has gone (maybe at once, from the loop).
+ * NULL: nobody waits for that, or no longer. */
 void router_drain(router *r, td_loop_fn fn, void *arg);
 
 /* Whether a request could be served now; *why if not. */
@@ -71,6 +73,9 @@ const char *router_model(const router *r);
 
 /* The date for system messages: --date, or today in UTC. */
 void router_date(const router *r, char out[16]);
+
+/* What a body is read with; date stays the caller's. */
+openai_defaults router_defaults(const router *r, char date[16]);
 
 /* For request.c: a request has left. */
 void router_request_gone(router *r);

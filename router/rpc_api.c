@@ -98,8 +98,7 @@ static td_status parse_body(rpc_api *a, const Tandem__GatewayGenerate *m, genera
 {
     const tokenizer *t = harmony_tokenizer(a->r->harmony);
     char date[16];
-    openai_defaults d = {
-        .date = date, .allow_ignore_eos = a->r->cfg->allow_ignore_eos, .vocab = tokenizer_vocab(t)};
+    openai_defaults d = router_defaults(a->r, date);
     bool raw = m->completion_json.len > 0;
     ProtobufCBinaryData from = raw ? m->completion_json : m->chat_json;
     td_buf body = {0};
@@ -109,7 +108,7 @@ static td_status parse_body(rpc_api *a, const Tandem__GatewayGenerate *m, genera
     if (raw && m->chat_json.len > 0)
         return td_fail_param(err, "completion_json",
                              "chat_json and completion_json exclude each other");
-    router_date(a->r, date);
+    d.max_choices = 1;                      /* the events of a stream are of one answer */
     td_buf_add(&body, from.data, from.len); /* adds the NUL that the parser wants */
     if (body.oom)
         st = td_fail(err, TD_NOMEM, "no memory for the body");

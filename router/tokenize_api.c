@@ -112,12 +112,9 @@ static void start(router *r, td_http_request *req,
     j->r = r;
     j->req = req;
     j->fn = fn;
-    router_date(r, j->date);
     memcpy(j->model, m->name, sizeof j->model);
     j->facts = (tokenize_facts){
-        .defaults = {.date = j->date,
-                     .allow_ignore_eos = r->cfg->allow_ignore_eos,
-                     .vocab = tokenizer_vocab(r->tokenizer)},
+        .defaults = router_defaults(r, j->date),
         .model = j->model,
         .max_model_len = m->known ? m->max_positions : 0,
     };

@@ -195,6 +195,32 @@ def test_sdk_penalties(c):
     same(len(set(token.choices[0].text)), 1)
 
 
+def test_sdk_choices(c):
+    ask = {"temperature": 1.9, "seed": 7, "max_tokens": 48, "extra_body": {"ignore_eos": True}}
+
+    def words(message):
+        return (message.model_extra.get("reasoning_content") or "", message.content or "")
+
+    alone, several = c.chat(**ask), c.chat(n=4, **ask)
+    got = [words(choice.message) for choice in several.choices]
+    same([choice.index for choice in several.choices], [0, 1, 2, 3])
+    same({choice.finish_reason for choice in several.choices}, {"length"})
+    same(got[0], words(alone.choices[0].message))
+    assert len(set(got)) > 2, got
+    same((several.usage.prompt_tokens, several.usage.completion_tokens),
+         (alone.usage.prompt_tokens, 4 * 48))
+    streamed = [["", ""] for _ in range(4)]
+    usage = None
+    for chunk in c.chat(n=4, stream=True, stream_options={"include_usage": True}, **ask):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            extra = choice.delta.model_extra or {}
+            streamed[choice.index][0] += extra.get("reasoning_content") or ""
+            streamed[choice.index][1] += choice.delta.content or ""
+    same([tuple(s) for s in streamed], got)
+    same(usage.completion_tokens, several.usage.completion_tokens)
+
+
 # ---- tools ----
 
 
@@ -238,8 +264,8 @@ def test_sdk_errors(c):
     bad = openai.BadRequestError
     refused(bad, lambda: c.chat(max_tokens="5"), param="max_tokens", code=None, says=["a string"])
     refused(bad, lambda: c.chat(temperature=3), param="temperature", code=None, says=["0 and 2"])
-    refused(bad, lambda: c.chat(n=2), param="n", code=None, says=["one answer"])
-    refused(bad, lambda: c.chat(n=2, stream=True), param="n", code=None, says=["one answer"])
+    refused(bad, lambda: c.chat(n=9), param="n", code=None, says=["at most 8 answers"])
+    refused(bad, lambda: c.chat(n=0, stream=True), param="n", code=None, says=["between 1"])
     refused(bad, lambda: c.chat([{"role": "user", "content": 5}]), param="messages[0].content",
             code=None, says=["a number"])
     unknown = {"model": "gpt-5", "messages": SUM}
@@ -287,6 +313,24 @@ def test_sdk_completions(c):
             finish = choice.finish_reason or finish
     same((text, finish), (whole.choices[0].text, whole.choices[0].finish_reason))
     same(usage.total_tokens, whole.usage.total_tokens)
+
+
+def test_sdk_completion_logprobs(c):
+    ask = {"model": MODEL, "prompt": "What is 12 plus", "max_tokens": 8, "temperature": 0,
+           "logprobs": 2, "extra_body": {"ignore_eos": True}}
+    choice = c.client.completions.create(**ask).choices[0]
+    l = choice.logprobs
+    same("".join(l.tokens), choice.text)
+    same(len({len(l.tokens), len(l.token_logprobs), len(l.top_logprobs), len(l.text_offset)}), 1)
+    for token, value, top, at in zip(l.tokens, l.token_logprobs, l.top_logprobs, l.text_offset):
+        same((len(top), top[token]), (2, value))
+        same(choice.text[at:at + len(token)], token)
+    parts = [part.logprobs for chunk in c.client.completions.create(**ask, stream=True)
+             for part in chunk.choices if part.logprobs is not None]
+    same([t for p in parts for t in p.tokens], l.tokens)
+    same([t for p in parts for t in p.text_offset], l.text_offset)
+    bare = c.client.completions.create(**{**ask, "logprobs": 0}).choices[0].logprobs
+    same([len(top) for top in bare.top_logprobs], [1] * len(l.tokens))
 
 
 # ---- several at once, and gone ----

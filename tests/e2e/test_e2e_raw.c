@@ -178,7 +178,7 @@ static void test_completion_refusals(cluster *c)
         {"{\"prompt\":[\"a\",\"b\"]}", 400, "prompt", "several"},
         {"{\"prompt\":[0,999999999]}", 400, "prompt[1]", "between 0"},
         {"{\"prompt\":\"x\",\"echo\":true}", 400, "echo", "not supported"},
-        {"{\"prompt\":\"x\",\"n\":2}", 400, "n", "one answer"},
+        {"{\"prompt\":\"x\",\"n\":9}", 400, "n", "at most 8 answers"},
         {"{\"prompt\":\"x\",\"max_tokens\":1000000}", 400, "max_tokens", "context window"},
         {"{\"prompt\":\"x\",\"model\":\"gpt-5\"}", 404, "model", "not served"},
     };

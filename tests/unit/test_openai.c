@@ -344,7 +344,7 @@ static void test_bad_members(void **state)
         {"\"reasoning_effort\":1", "reasoning_effort", "low"},
         {"\"response_format\":\"text\"", "response_format", "object"},
         {"\"response_format\":{\"type\":\"xml\"}", "response_format.type", "xml"},
-        {"\"n\":2", "n", "one answer"},
+        {"\"n\":2", "n", "at most 1 answer is"},
         {"\"n\":0", "n", "between 1"},
         {"\"frequency_penalty\":2.5", "frequency_penalty", "between -2"},
         {"\"frequency_penalty\":\"1\"", "frequency_penalty", "a string"},

@@ -306,19 +306,19 @@ static void test_admission_bounds_requests_and_tokens_and_says_when_to_come_back
 
     (void)state;
     admission_init(&a, 2, 1000);
-    assert_int_equal(admission_enter(&a, 5000, &retry, NULL), TD_OK); /* alone: any size */
-    assert_int_equal(admission_enter(&a, 1, &retry, NULL), TD_BUSY);
+    assert_int_equal(admission_enter(&a, 1, 5000, &retry, NULL), TD_OK); /* alone: any size */
+    assert_int_equal(admission_enter(&a, 1, 1, &retry, NULL), TD_BUSY);
     assert_true(retry >= 1 && retry <= 60);
     admission_leave(&a, 5000, 1 * TD_USEC_PER_SEC);
-    assert_int_equal(admission_enter(&a, 600, &retry, NULL), TD_OK);
-    assert_int_equal(admission_enter(&a, 401, &retry, NULL), TD_BUSY);
-    assert_int_equal(admission_enter(&a, 400, &retry, NULL), TD_OK);
-    assert_int_equal(admission_enter(&a, 0, &retry, NULL), TD_BUSY); /* requests */
+    assert_int_equal(admission_enter(&a, 1, 600, &retry, NULL), TD_OK);
+    assert_int_equal(admission_enter(&a, 1, 401, &retry, NULL), TD_BUSY);
+    assert_int_equal(admission_enter(&a, 1, 400, &retry, NULL), TD_OK);
+    assert_int_equal(admission_enter(&a, 1, 0, &retry, NULL), TD_BUSY); /* requests */
     admission_leave(&a, 600, 21 * TD_USEC_PER_SEC);
     admission_leave(&a, 400, 41 * TD_USEC_PER_SEC);
     /* One leaves every 20 s: the advice follows. */
-    assert_int_equal(admission_enter(&a, 600, &retry, NULL), TD_OK);
-    assert_int_equal(admission_enter(&a, 600, &retry, NULL), TD_BUSY);
+    assert_int_equal(admission_enter(&a, 1, 600, &retry, NULL), TD_OK);
+    assert_int_equal(admission_enter(&a, 1, 600, &retry, NULL), TD_BUSY);
     assert_in_range(retry, 18, 30);
     assert_int_equal(a.refused, 4);
 }
