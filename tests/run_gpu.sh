@@ -102,9 +102,12 @@ pack_libraries() {
         done
     ucx=$(ucx_modules) || return 0
     mkdir -p "$1/ucx"
-    for lib in "$ucx"/libuc[tm]_{cma,cuda,ib}.so; do
+    # UCX looks for modules by its own suffix, which is .so or .so.0.
+    for lib in "$ucx"/libuc[tm]_{cma,cuda,ib}.so{,.0}; do
         [ ! -f "$lib" ] || strip -o "$1/ucx/$(basename "$lib")" "$lib"
     done
+    lib=$(ldd "$ucx/libucm_cuda.so" 2>/dev/null | awk '/libcudart/ && $3 ~ /^\// { print $3 }')
+    [ -z "$lib" ] || strip -o "$1/$(basename "$lib")" "$lib" # a wheel's own
 }
 
 pack() {
