@@ -1,0 +1,516 @@
+/* Masks: which tokens may come next.
+ *
+ * For a place, tokens are of three kinds: those that stay inside the rule in hand (and the rules
+ * that it calls), those that cannot, and those that leave it. The first two do not depend on the
+ * stack, so they are found once by a walk over the trie and remembered (gr_entry); of the third the
+ * entry keeps what is left of them after the rule's end, as a small trie of its own, which is
+ * walked from the frames at hand. In a string, where most of the vocabulary may follow, a mask is
+ * then a copy and some hundred steps; elsewhere the lists are short.
+ *
+ * Entries of the prelude's states belong to the token set and are shared by all grammars; the
+ * others belong to their grammar. Counters are cut to the longest token first: more makes no
+ * difference to one token. Entries are immutable; a lock guards the tables, and none is held while
+ * an entry is made. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/grammar_matcher.h"
+
+enum {
+    LIST_UP_TO = 2048,      /* tokens that are kept as a list rather than as bits */
+    CACHE_BYTES = 64 << 20, /* of one cache; entries past it are made and dropped */
+    JOIN_UP_TO = 40000,     /* tokens that leave a rule: more are not sorted anew */
+};
+
+typedef struct gr_entry {
+    struct gr_entry *next; /* of the same hash */
+    uint64_t serial;
+    int32_t state;
+    uint32_t need, room;
+    int32_t *list;   /* tokens that stay inside, n_list of them; or */
+    uint32_t *dense; /* the same as bits */
+    size_t n_list;
+    uint32_t *exits; /* nodes of the token set's trie at whose end the rule has ended */
+    size_t n_exits, cap_exits;
+    gr_trie rests; /* what follows at the exits, if joined */
+    bool joined;
+} gr_entry;
+
+struct gr_cache {
+    pthread_mutex_t lock;
+    gr_entry **slots;
+    size_t n, n_slots, bytes;
+};
+
+gr_cache *gr_cache_create(void)
+{
+    gr_cache *c = calloc(1, sizeof *c);
+
+    if (c == NULL)
+        return NULL;
+    pthread_mutex_init(&c->lock, NULL);
+    return c;
+}
+
+static void entry_free(gr_entry *e)
+{
+    if (e == NULL)
+        return;
+    free(e->list);
+    free(e->dense);
+    free(e->exits);
+    gr_trie_fini(&e->rests);
+    free(e);
+}
+
+void gr_cache_free(gr_cache *c)
+{
+    if (c == NULL)
+        return;
+    for (size_t i = 0; i < c->n_slots; i++) {
+        for (gr_entry *e = c->slots[i], *next; e != NULL; e = next) {
+            next = e->next;
+            entry_free(e);
+        }
+    }
+    free(c->slots);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+/* --- Walks. */
+
+typedef struct walk {
+    gr_run *r;
+    const gr_trie *t;
+    uint32_t *mask;
+    gr_entry *exits; /* where ends are noted; NULL: they are of no interest */
+    size_t *begin;   /* of the set at each depth; begin[d + 1] is its end */
+    uint32_t *frames;
+    bool oom;
+} walk;
+
+static bool walk_init(walk *w, gr_run *r, const gr_trie *t, uint32_t *mask)
+{
+    *w = (walk){.r = r, .t = t, .mask = mask};
+    w->begin = malloc((t->max_depth + 2) * sizeof *w->begin);
+    w->frames = malloc((t->max_depth + 2) * sizeof *w->frames);
+    return w->begin != NULL && w->frames != NULL;
+}
+
+static void walk_fini(walk *w)
+{
+    free(w->begin);
+    free(w->frames);
+}
+
+static bool note_exit(gr_entry *e, uint32_t node)
+{
+    if (e->n_exits == e->cap_exits) {
+        size_t cap = e->cap_exits > 0 ? e->cap_exits * 2 : 16;
+        uint32_t *p = realloc(e->exits, cap * sizeof *p);
+
+        if (p == NULL)
+            return false;
+        e->exits = p;
+        e->cap_exits = cap;
+    }
+    e->exits[e->n_exits++] = node;
+    return true;
+}
+
+/* Set the bit of every token in nodes lo..hi, which are below depth `base`, that can follow the set
+ * at[first..first + n), the last one of r. The run is left as it was. */
+static bool walk_nodes(walk *w, uint32_t lo, uint32_t hi, uint32_t base, size_t first, size_t n)
+{
+    gr_run *r = w->r;
+    const gr_trie *t = w->t;
+    size_t end = first + n;
+    uint32_t frames = r->n_frames;
+
+    w->begin[0] = first;
+    w->begin[1] = end;
+    w->frames[0] = frames;
+    for (uint32_t i = lo; i < hi;) {
+        const gr_node *node = &t->nodes[i];
+        uint32_t d = node->depth - base;
+        size_t made;
+
+        /* Sets of deeper nodes that came before this one are over. */
+        r->n = w->begin[d];
+        gr_run_cut_frames(r, w->frames[d - 1]);
+        made = gr_run_step(r, w->begin[d - 1], w->begin[d] - w->begin[d - 1], node->byte);
+        if (made == 0) {
+            if (r->oom)
+                break;
+            i = node->next;
+            continue;
+        }
+        w->begin[d + 1] = r->n;
+        w->frames[d] = r->n_frames;
+        for (uint32_t k = node->token; k < t->nodes[i + 1].token; k++)
+            w->mask[t->ids[k] / 32] |= 1u << t->ids[k] % 32;
+        if (w->exits != NULL && node->next > i + 1) {
+            for (size_t k = w->begin[d]; k < r->n; k++) {
+                if (r->at[k].state != GR_END)
+                    continue;
+                if (!note_exit(w->exits, i))
+                    r->oom = true;
+                break;
+            }
+        }
+        i++;
+    }
+    r->n = end;
+    gr_run_cut_frames(r, frames);
+    return !r->oom;
+}
+
+/* --- Entries. */
+
+/* The rests of all tokens that leave, sorted: the same rest is then looked at once. */
+static bool join(gr_entry *e, const gr_trie *t)
+{
+    size_t n = 0, bytes = 0;
+    gr_piece *pieces;
+    uint8_t *text, *at;
+    bool ok;
+
+    for (size_t i = 0; i < e->n_exits; i++) {
+        const gr_node *top = &t->nodes[e->exits[i]];
+
+        n += t->nodes[top->next].token - t->nodes[e->exits[i] + 1].token;
+    }
+    if (e->n_exits < 4 || n > JOIN_UP_TO)
+        return true;
+    /* Bytes of a token are those of the nodes above it, which come before it. */
+    for (size_t i = 0; i < e->n_exits; i++) {
+        uint32_t from = e->exits[i];
+
+        for (uint32_t k = from + 1; k < t->nodes[from].next; k++)
+            bytes += (size_t)(t->nodes[k].depth - t->nodes[from].depth) *
+                     (t->nodes[k + 1].token - t->nodes[k].token);
+    }
+    pieces = malloc((n + 1) * sizeof *pieces);
+    text = at = malloc(bytes + 1);
+    ok = pieces != NULL && text != NULL;
+    n = 0;
+    for (size_t i = 0; ok && i < e->n_exits; i++) {
+        uint8_t path[GR_MAX_PIECE];
+        uint32_t from = e->exits[i];
+
+        for (uint32_t k = from + 1; k < t->nodes[from].next; k++) {
+            uint32_t d = t->nodes[k].depth - t->nodes[from].depth;
+
+            path[d - 1] = t->nodes[k].byte;
+            for (uint32_t x = t->nodes[k].token; x < t->nodes[k + 1].token; x++) {
+                memcpy(at, path, d);
+                pieces[n++] = (gr_piece){at, d, t->ids[x]};
+                at += d;
+            }
+        }
+    }
+    ok = ok && gr_trie_build(&e->rests, pieces, n);
+    e->joined = ok;
+    free(pieces);
+    free(text);
+    return ok;
+}
+
+static bool pack(gr_entry *e, uint32_t *mask, size_t words)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < words; i++)
+        n += (size_t)__builtin_popcount(mask[i]);
+    if (n > LIST_UP_TO) {
+        e->dense = mask;
+        return true;
+    }
+    e->list = malloc((n + 1) * sizeof *e->list);
+    if (e->list == NULL)
+        return false;
+    for (size_t i = 0; i < words; i++) {
+        for (uint32_t bits = mask[i]; bits != 0; bits &= bits - 1)
+            e->list[e->n_list++] = (int32_t)(i * 32) + __builtin_ctz(bits);
+    }
+    free(mask);
+    return true;
+}
+
+/* NULL: no memory. */
+static gr_entry *make_entry(const td_grammar *g, const td_token_set *tokens, const gr_config *c)
+{
+    gr_entry *e = calloc(1, sizeof *e);
+    uint32_t *mask = calloc(tokens->words + 1, sizeof *mask);
+    gr_run r;
+    walk w = {0};
+    bool ok = false;
+
+    if (e != NULL && mask != NULL && gr_run_init(&r, g)) {
+        *e = (gr_entry){
+            .serial = tokens->serial, .state = c->state, .need = c->need, .room = c->room};
+        r.at[r.n++] = *c;
+        r.at[0].stack = 0;
+        if (walk_init(&w, &r, &tokens->trie, mask)) {
+            w.exits = e;
+            ok = walk_nodes(&w, 0, tokens->trie.n_nodes, 0, 0, 1) && join(e, &tokens->trie);
+        }
+        walk_fini(&w);
+        gr_run_fini(&r);
+        if (ok && pack(e, mask, tokens->words))
+            return e;
+    }
+    free(mask);
+    entry_free(e);
+    return NULL;
+}
+
+static size_t entry_bytes(const gr_entry *e, const td_token_set *tokens)
+{
+    return sizeof *e + e->n_list * sizeof *e->list + (e->dense != NULL ? tokens->words * 4 : 0) +
+           e->cap_exits * sizeof *e->exits + e->rests.n_nodes * sizeof *e->rests.nodes +
+           e->rests.n_ids * sizeof *e->rests.ids;
+}
+
+static size_t hash_key(uint64_t serial, const gr_config *c)
+{
+    uint64_t h = (serial << 32 ^ (uint32_t)c->state) * 0xff51afd7ed558ccdu;
+
+    h = (h ^ h >> 32 ^ ((uint64_t)c->need << 32 | c->room)) * 0xc4ceb9fe1a85ec53u;
+    return (size_t)(h >> 20);
+}
+
+static gr_entry *find(const gr_cache *c, uint64_t serial, const gr_config *k)
+{
+    gr_entry *e = c->n_slots == 0 ? NULL : c->slots[hash_key(serial, k) & (c->n_slots - 1)];
+
+    while (e != NULL && (e->state != k->state || e->need != k->need || e->room != k->room ||
+                         e->serial != serial))
+        e = e->next;
+    return e;
+}
+
+static bool grow_slots(gr_cache *c)
+{
+    size_t n = c->n_slots > 0 ? c->n_slots * 2 : 64;
+    gr_entry **slots = calloc(n, sizeof *slots);
+
+    if (slots == NULL)
+        return false;
+    for (size_t i = 0; i < c->n_slots; i++) {
+        for (gr_entry *e = c->slots[i], *next; e != NULL; e = next) {
+            gr_config k = {e->state, e->need, e->room, 0};
+            gr_entry **head = &slots[hash_key(e->serial, &k) & (n - 1)];
+
+            next = e->next;
+            e->next = *head;
+            *head = e;
+        }
+    }
+    free(c->slots);
+    c->slots = slots;
+    c->n_slots = n;
+    return true;
+}
+
+/* The entry of a place, made if there is none. *own: it is the caller's to free, the cache being
+ * full. NULL: no memory. */
+static gr_entry *entry_of(const td_grammar *g, const td_token_set *tokens, gr_config c, bool *own)
+{
+    gr_cache *cache = (size_t)c.state < g->n_prelude ? tokens->cache : g->cache;
+    uint32_t longest = tokens->trie.max_depth;
+    gr_entry *e, *made;
+
+    *own = false;
+    if (c.need > longest)
+        c.need = longest;
+    if (c.room >= longest)
+        c.room = GR_ANY;
+    pthread_mutex_lock(&cache->lock);
+    e = find(cache, tokens->serial, &c);
+    pthread_mutex_unlock(&cache->lock);
+    if (e != NULL || (made = make_entry(g, tokens, &c)) == NULL)
+        return e;
+    pthread_mutex_lock(&cache->lock);
+    e = find(cache, tokens->serial, &c); /* another thread may have been quicker */
+    if (e == NULL && cache->bytes < CACHE_BYTES &&
+        (cache->n < cache->n_slots || grow_slots(cache))) {
+        gr_entry **head = &cache->slots[hash_key(tokens->serial, &c) & (cache->n_slots - 1)];
+
+        made->next = *head;
+        *head = made;
+        cache->n++;
+        cache->bytes += entry_bytes(made, tokens);
+        e = made;
+        made = NULL;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    if (e == NULL) {
+        *own = true;
+        return made;
+    }
+    entry_free(made);
+    return e;
+}
+
+/* --- Memos. */
+
+void gr_memo_clear(gr_memo *m)
+{
+    for (size_t i = 0; i < GR_MEMOS; i++)
+        m->of[i].n = 0;
+}
+
+void gr_memo_fini(gr_memo *m)
+{
+    for (size_t i = 0; i < GR_MEMOS; i++) {
+        free(m->of[i].key);
+        free(m->of[i].mask);
+    }
+    *m = (gr_memo){0};
+}
+
+/* Counters are compared as they are: a bounded string has a new mask until it is far from both. */
+static bool same_place(const gr_config *x, const gr_config *y, uint32_t longest)
+{
+    uint32_t xn = x->need < longest ? x->need : longest, yn = y->need < longest ? y->need : longest;
+    uint32_t xr = x->room < longest ? x->room : longest, yr = y->room < longest ? y->room : longest;
+
+    return x->state == y->state && x->stack == y->stack && xn == yn && xr == yr;
+}
+
+static const uint32_t *recall(const td_matcher *m)
+{
+    for (size_t i = 0; i < GR_MEMOS; i++) {
+        const struct gr_memo_mask *memo = &m->memo.of[i];
+        size_t k = 0;
+
+        if (memo->n != m->n)
+            continue;
+        while (k < m->n && same_place(&memo->key[k], &m->run.at[k], m->tokens->trie.max_depth))
+            k++;
+        if (k == m->n)
+            return memo->mask;
+    }
+    return NULL;
+}
+
+/* Without memory for it the mask is made again next time. */
+static void remember(td_matcher *m, const uint32_t *mask)
+{
+    struct gr_memo_mask *memo = &m->memo.of[m->memo.next];
+    size_t words = m->tokens->words;
+
+    if (memo->mask == NULL && (memo->mask = malloc(words * sizeof *mask)) == NULL)
+        return;
+    if (memo->cap < m->n) {
+        gr_config *key = realloc(memo->key, m->n * sizeof *key);
+
+        if (key == NULL)
+            return;
+        memo->key = key;
+        memo->cap = m->n;
+    }
+    memcpy(memo->key, m->run.at, m->n * sizeof *memo->key);
+    memo->n = m->n;
+    memcpy(memo->mask, mask, words * sizeof *mask);
+    m->memo.next = (m->memo.next + 1) % GR_MEMOS;
+}
+
+/* --- The mask of a set. */
+
+static void add_inside(const gr_entry *e, uint32_t *mask, size_t words)
+{
+    if (e->dense != NULL) {
+        for (size_t i = 0; i < words; i++)
+            mask[i] |= e->dense[i];
+        return;
+    }
+    for (size_t i = 0; i < e->n_list; i++)
+        mask[e->list[i] / 32] |= 1u << e->list[i] % 32;
+}
+
+/* Tokens that leave the rule of a place whose frame is `stack`. */
+static bool add_leaving(td_matcher *m, const gr_entry *e, uint32_t stack, uint32_t *mask)
+{
+    const gr_trie *t = e->joined ? &e->rests : &m->tokens->trie;
+    gr_run *r = &m->run;
+    uint32_t frames = r->n_frames;
+    size_t first = r->n, n;
+    walk w;
+    bool ok = true;
+
+    if (e->n_exits == 0 || stack == 0)
+        return true;
+    n = gr_run_pop(r, stack);
+    ok = walk_init(&w, r, t, mask) && !r->oom;
+    if (ok && n > 0 && e->joined) {
+        ok = walk_nodes(&w, 0, t->n_nodes, 0, first, n);
+    } else {
+        for (size_t i = 0; ok && n > 0 && i < e->n_exits; i++) {
+            const gr_node *top = &t->nodes[e->exits[i]];
+
+            ok = walk_nodes(&w, e->exits[i] + 1, top->next, top->depth, first, n);
+        }
+    }
+    walk_fini(&w);
+    r->n = first;
+    gr_run_cut_frames(r, frames);
+    return ok;
+}
+
+bool td_matcher_mask(td_matcher *m, uint32_t *mask)
+{
+    size_t words = m->tokens->words;
+    const uint32_t *known = recall(m);
+    bool ok = true;
+
+    if (known != NULL) {
+        memcpy(mask, known, words * sizeof *mask);
+        return true;
+    }
+    memset(mask, 0, words * sizeof *mask);
+    for (size_t i = 0; ok && i < m->n; i++) {
+        gr_config c = m->run.at[i];
+        bool own;
+        gr_entry *e;
+
+        if (c.state == GR_END)
+            continue;
+        e = entry_of(m->g, m->tokens, c, &own);
+        if ((ok = e != NULL)) {
+            add_inside(e, mask, words);
+            ok = add_leaving(m, e, c.stack, mask);
+            if (own)
+                entry_free(e);
+        }
+    }
+    m->run.oom = false;
+    if (!ok) {
+        memset(mask, 0, words * sizeof *mask);
+        return false;
+    }
+    remember(m, mask);
+    return true;
+}
+
+void td_grammar_prepare(const td_grammar *g, const td_token_set *tokens, int64_t budget_us)
+{
+    td_usec until = td_now_us() + budget_us;
+
+    for (size_t s = 0; s < g->n_states && td_now_us() < until; s++) {
+        gr_config c = {(int32_t)s, 0, GR_ANY, 0};
+        bool own = false;
+        gr_entry *e;
+
+        if (g->states[s].n_edges == 0)
+            continue;
+        e = entry_of(g, tokens, c, &own);
+        if (own)
+            entry_free(e);
+        if (e == NULL || own)
+            return;
+    }
+}

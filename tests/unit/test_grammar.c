@@ -1,0 +1,537 @@
+/* The keywords of a JSON Schema: which texts a grammar accepts, byte by byte, and what is refused.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/grammar.h"
+
+/* A string literal's bytes are taken whole; texts are separated by newlines, schemas hold none. */
+typedef struct keyword_case {
+    const char *schema;
+    const char *good[16], *bad[16];
+} keyword_case;
+
+static td_grammar *compile(const char *schema)
+{
+    td_grammar *g = NULL;
+    td_error err = {0};
+
+    if (td_grammar_from_schema(schema, strlen(schema), &g, &err) != TD_OK)
+        fail_msg("%s\n  %s", schema, err.text);
+    return g;
+}
+
+/* Whether text is whole in g, one byte at a time. */
+static bool matches(const td_grammar *g, const char *text)
+{
+    td_matcher *m = NULL;
+    td_error err;
+    bool ok = true;
+
+    assert_int_equal(td_matcher_create(g, NULL, &m, &err), TD_OK);
+    for (const char *c = text; *c != '\0' && ok; c++)
+        ok = td_matcher_accept(m, (const uint8_t *)c, 1);
+    ok = ok && td_matcher_may_end(m);
+    td_matcher_free(m);
+    return ok;
+}
+
+static void check_cases(const keyword_case *cases, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        td_grammar *g = compile(cases[i].schema);
+
+        for (size_t k = 0; k < 16 && cases[i].good[k] != NULL; k++) {
+            if (!matches(g, cases[i].good[k]))
+                fail_msg("%s\n  should allow %s", cases[i].schema, cases[i].good[k]);
+        }
+        for (size_t k = 0; k < 16 && cases[i].bad[k] != NULL; k++) {
+            if (matches(g, cases[i].bad[k]))
+                fail_msg("%s\n  should not allow %s", cases[i].schema, cases[i].bad[k]);
+        }
+        td_grammar_free(g);
+    }
+}
+
+#define CHECK_CASES(...) \
+    do { \
+        static const keyword_case cases[] = {__VA_ARGS__}; \
+        check_cases(cases, sizeof cases / sizeof *cases); \
+    } while (0)
+
+static void test_types(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"type\":\"null\"}", {"null"}, {"nul", "nullx", "true", ""}},
+        {"{\"type\":\"boolean\"}", {"true", "false"}, {"null", "1", "True"}},
+        {"{\"type\":\"integer\"}",
+         {"0", "7", "-1", "123456789012345678"},
+         {"-0", "01", "1.0", "1e3", "+1", "-", "", "1234567890123456789"}},
+        {"{\"type\":\"number\"}",
+         {"0", "-0", "1.5", "-0.25", "1e5", "1E-5", "12.5e+10", "0.30000000000000004"},
+         {"01", ".5", "1.", "1e", "--1", "1e100", "NaN", "Infinity"}},
+        {"{\"type\":\"string\"}",
+         {"\"\"", "\"abc\"", "\"\\n\\u00e9\\\"\"", "\"\xc3\xa9\xe4\xbd\xa0\xf0\x9f\x98\x80\"",
+          "\"\\ud83d\\ude00\"", "\"\\uD7FF\\ue000\"", "\"\x7f\""},
+         {"\"", "abc", "\"a", "\"\n\"", "\"\\x\"", "\"\\ud83d\"", "\"\\ude00\"", "\"\\ud83dx\"",
+          "\"\xff\"", "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "\"\xf4\x90\x80\x80\"", "\"\xc3\"",
+          "\"\\u12g4\"", "'a'"}},
+        {"{\"type\":[\"string\",\"null\"]}", {"null", "\"x\""}, {"1", "[]"}},
+        {"{\"type\":[\"integer\",\"number\"]}", {"1", "1.5"}, {"null"}},
+        {"{\"type\":\"string\",\"nullable\":true}", {"null", "\"x\""}, {"1"}},
+        {"{}",
+         {"1", "\"a\"", "[1,{\"a\":[]}]", "{}", "null", "{\"a\":1,\"b\":[true,false]}"},
+         {"", "[1", "{a:1}", "{\"a\"}", "[1,]", "{\"a\":1,}"}},
+        {"{\"type\":\"object\"}", {"{}", "{\"a\":{\"b\":[1]}}"}, {"[]", "1"}},
+        {"{\"type\":\"array\"}", {"[]", "[1,\"a\",[]]"}, {"{}", "[,]"}});
+}
+
+static void test_white_space_is_bounded(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"array\",\"items\":{\"type\":"
+         "\"integer\"}},\"b\":{\"type\":\"integer\"}},\"required\":[\"a\",\"b\"]}",
+         {"{\"a\":[1,2],\"b\":3}", "{\"a\": [1, 2], \"b\": 3}", "{ \"a\": [ 1, 2 ], \"b\": 3 }",
+          "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": 3\n}",
+          "{\n                                \"a\":[],\"b\":3}"},
+         {"{  \"a\":[],\"b\":3}", "{\"a\" :[],\"b\":3}", "{\"a\":[] ,\"b\":3}",
+          " {\"a\":[],\"b\":3}", "{\"a\":[],\"b\":3} ", "{\n\n\"a\":[],\"b\":3}",
+          "{\t\"a\":[],\"b\":3}", "{\n                                 \"a\":[],\"b\":3}"}});
+}
+
+static void test_objects(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+         "\"integer\"},\"c\":{\"type\":\"integer\"}},\"required\":[\"b\"],"
+         "\"additionalProperties\":false}",
+         {"{\"b\":1}", "{\"a\":1,\"b\":2}", "{\"b\":1,\"c\":2}", "{\"a\":1,\"b\":2,\"c\":3}"},
+         {"{}", "{\"a\":1}", "{\"b\":1,\"a\":2}", "{\"b\":1,\"b\":2}", "{\"b\":1,\"d\":2}",
+          "{\"b\":\"x\"}", "{,\"b\":1}", "{\"b\":1,}"}},
+        {"{\"properties\":{\"a\":{\"type\":\"integer\"},\"ab\":{\"type\":\"integer\"}}}",
+         {"{}", "{\"a\":1}", "{\"ab\":1}", "{\"a\":1,\"ab\":2}"},
+         {"{\"b\":1}", "{\"ab\":1,\"a\":2}", "{\"abc\":1}"}},
+        {"{\"type\":\"object\",\"properties\":{\"a\\\"\\n\\u00e9\":{\"type\":\"null\"}}}",
+         {"{\"a\\\"\\n\xc3\xa9\":null}"},
+         {"{\"a\\\"\\n\\u00e9\":null}"}},
+        {"{\"type\":\"object\",\"properties\":{\"id\":{\"type\":\"integer\"},\"idx\":{\"type\":"
+         "\"integer\"},\"\xc3\xa9\":{\"type\":\"null\"}},\"additionalProperties\":{\"type\":"
+         "\"boolean\"}}",
+         {"{}", "{\"id\":1}", "{\"i\":true}", "{\"id\":1,\"ida\":true,\"\":false}",
+          "{\"idxx\":true}", "{\"\xc3\xaa\":true}", "{\"\xc3\xa9\xc3\xa9\":true}",
+          "{\"\xf0\x9f\x98\x80\":true}", "{\"a\\n\":true}"},
+         {"{\"id\":true}", "{\"idx\":true}", "{\"\xc3\xa9\":true}", "{\"a\":1}",
+          "{\"a\":true,\"id\":1}", "{\"\\u0069d\":true}", "{\"\xc3\":true}",
+          "{\"\xed\xa0\x80\":true}"}},
+        {"{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"}}",
+         {"{}", "{\"x\":1,\"y\":2}"},
+         {"{\"x\":true}"}},
+        {"{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}",
+         {"{}", "{ }"},
+         {"{\"a\":1}"}},
+        {"{\"type\":\"object\",\"properties\":{\"a\":false,\"b\":true}}",
+         {"{}", "{\"b\":[1]}"},
+         {"{\"a\":1}"}},
+        {"{\"type\":\"object\",\"required\":[\"a\"]}",
+         {"{\"a\":1}", "{\"a\":1,\"b\":2}"},
+         {"{}", "{\"b\":2}", "{\"a\":1,\"a\":2}"}},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+         "\"integer\"}},\"minProperties\":1}",
+         {"{\"a\":1}", "{\"b\":1}"},
+         {"{}"}},
+        {"{\"type\":\"object\",\"minProperties\":2,\"maxProperties\":3,\"additionalProperties\":"
+         "{\"type\":\"integer\"}}",
+         {"{\"a\":1,\"b\":2}", "{\"a\":1,\"b\":2,\"c\":3}"},
+         {"{}", "{\"a\":1}", "{\"a\":1,\"b\":2,\"c\":3,\"d\":4}"}});
+}
+
+static void test_arrays(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}",
+         {"[]", "[1]", "[1, 2,3]"},
+         {"[\"a\"]", "[1,]", "[,1]"}},
+        {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":2,\"maxItems\":3}",
+         {"[1,2]", "[1,2,3]", "[1,2 ]"},
+         {"[]", "[1]", "[1 ", "[1,2,3,4]", "[1,2,3,"}},
+        {"{\"type\":\"array\",\"maxItems\":0}", {"[]", "[ ]"}, {"[1]", "[null"}},
+        {"{\"type\":\"array\",\"minItems\":1}", {"[1]", "[[],{}]"}, {"[]", "[ ]"}},
+        {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"},{\"type\":\"string\"}]}",
+         {"[]", "[1]", "[1,\"a\"]"},
+         {"[\"a\"]", "[1,2]", "[1,\"a\",3]"}},
+        {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"}],\"items\":{\"type\":"
+         "\"null\"},\"minItems\":2,\"maxItems\":3}",
+         {"[1,null]", "[1,null,null]"},
+         {"[]", "[1]", "[1,null,null,null]", "[null,null]"}},
+        {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"}],\"items\":false,"
+         "\"minItems\":1}",
+         {"[1]"},
+         {"[]", "[1,2]"}},
+        {"{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"},"
+         "\"maxItems\":2},\"minItems\":2,\"maxItems\":2,\"uniqueItems\":false}",
+         {"[[],[1,2]]"},
+         {"[[1,2,3],[]]", "[[]]", "[[],[],[]]"}},
+        {"{\"type\":\"array\",\"items\":{\"type\":\"null\"},\"maxItems\":1000000000}",
+         {"[]", "[null,null,null,null]"},
+         {"[1]"}});
+}
+
+static void test_strings(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+         {"\"ab\"", "\"abc\"", "\"\xc3\xa9\xf0\x9f\x98\x80\"", "\"\\u00e9\\n\"",
+          "\"\\ud83d\\ude00x\""},
+         {"\"\"", "\"a\"", "\"abcd\"", "\"\xc3\xa9\"", "\"\\u00e9\"", "\"\\ud83d\\ude00\""}},
+        {"{\"type\":\"string\",\"maxLength\":1000000000}", {"\"\"", "\"abc\""}, {"1"}},
+        {"{\"type\":\"string\",\"pattern\":\"^[a-z]+$\"}",
+         {"\"a\"", "\"abc\""},
+         {"\"\"", "\"A\"", "\"a1\"", "\"ab "}},
+        {"{\"type\":\"string\",\"pattern\":\"b\"}",
+         {"\"b\"", "\"abc\"",
+          "\"\xc3\xa9"
+          "b\\n\"",
+          "\"bb\""},
+         {"\"\"", "\"ac\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^(\\\\d{3}-)?\\\\d{4}$\"}",
+         {"\"1234\"", "\"123-1234\""},
+         {"\"123\"", "\"123-123\"", "\"1231234\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^a|b$\"}",
+         {"\"a\"", "\"ax\"", "\"xb\"", "\"b\""},
+         {"\"xa\"", "\"bx\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^[^a]$\"}",
+         {"\"b\"", "\"\\\"\"", "\"\\\\\"", "\"\\n\"", "\"\\u0001\"", "\"\xe4\xbd\xa0\"",
+          "\"\xf0\x9f\x98\x80\""},
+         {"\"a\"", "\"\"", "\"bb\"", "\"\xed\xa0\x80\"", "\"\n\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^.$\"}",
+         {"\"b\"", "\"\xe4\xbd\xa0\""},
+         {"\"\\n\"", "\"\xe2\x80\xa8\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^\\\\w+@\\\\w+\\\\.com$\",\"maxLength\":8}",
+         {"\"a@b.com\"", "\"aa@b.com\""},
+         {"\"aaa@b.com\"", "\"aaa@"}},
+        {"{\"type\":\"string\",\"pattern\":\"^a*$\",\"minLength\":2}",
+         {"\"aa\"", "\"aaaaa\""},
+         {"\"\"", "\"a\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^(?:x|yz){2,3}?\\\\x41[\\\\u0042-D-]\\\\/$\"}",
+         {"\"xxAB/\"", "\"xyzxAD/\"", "\"yzyzA-/\""},
+         {"\"xAB/\"", "\"xxxxAB/\"", "\"xxAE/\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^\xc3\xa9[\xce\xb1-\xcf\x89]+$\"}",
+         {"\"\xc3\xa9\xce\xb1\xcf\x89\""},
+         {"\"\xc3\xa9\"",
+          "\"\xc3\xa9"
+          "a\"",
+          "\"\xc3\xa9\xcf\x8a\""}});
+}
+
+static void test_formats(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"type\":\"string\",\"format\":\"date\"}",
+         {"\"2024-02-29\"", "\"2026-11-30\"", "\"2000-02-29\""},
+         {"\"2023-02-29\"", "\"1900-02-29\"", "\"2026-11-31\"", "\"2026-13-01\"", "\"0000-01-01\"",
+          "\"2026-1-1\""}},
+        {"{\"type\":\"string\",\"format\":\"date-time\"}",
+         {"\"2026-11-30T14:00:00Z\"", "\"2026-11-30T14:00:00.125+02:00\""},
+         {"\"2026-11-30 14:00:00Z\"", "\"2026-11-30T24:00:00Z\"", "\"2026-11-30T14:00:00\""}},
+        {"{\"type\":\"string\",\"format\":\"time\"}", {"\"23:59:59Z\""}, {"\"23:60:00Z\""}},
+        {"{\"type\":\"string\",\"format\":\"duration\"}",
+         {"\"P1D\"", "\"PT1H30M\"", "\"P2W\"", "\"P1Y2M3D\""},
+         {"\"P\"", "\"PT\"", "\"1D\""}},
+        {"{\"type\":\"string\",\"format\":\"email\"}",
+         {"\"a.b+c@example.org\""},
+         {"\"a@\"", "\"@b.c\"", "\"a..b@c.d\"", "\"a@b\""}},
+        {"{\"type\":\"string\",\"format\":\"hostname\"}",
+         {"\"a-b.example\"", "\"x\""},
+         {"\"-a\"", "\"a-\"", "\"a..b\"", "\"\""}},
+        {"{\"type\":\"string\",\"format\":\"ipv4\"}",
+         {"\"0.0.0.0\"", "\"255.250.199.9\""},
+         {"\"256.0.0.0\"", "\"1.2.3\"", "\"01.2.3.4\""}},
+        {"{\"type\":\"string\",\"format\":\"ipv6\"}",
+         {"\"::\"", "\"::1\"", "\"2001:db8::1\"", "\"1:2:3:4:5:6:7:8\"", "\"1::\""},
+         {"\"1:2:3:4:5:6:7\"", "\"1::2::3\"", "\":::\"", "\"12345::\""}},
+        {"{\"type\":\"string\",\"format\":\"uuid\"}",
+         {"\"123e4567-e89b-12d3-a456-426614174000\""},
+         {"\"123e4567e89b12d3a456426614174000\"", "\"\""}},
+        {"{\"type\":\"string\",\"format\":\"uri\"}",
+         {"\"https://example.org/a?b=c#d\""},
+         {"\"example\"", "\"http://\"", "\"http://a b\""}},
+        {"{\"type\":\"integer\",\"format\":\"int32\"}", {"1"}, {"\"1\""}});
+}
+
+static void test_numbers(void **state)
+{
+    (void)state;
+    CHECK_CASES({"{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}",
+                 {"-12", "-9", "-1", "0", "9", "99", "100", "105"},
+                 {"-13", "-20", "106", "110", "200", "1000", "-0", "1.0"}},
+                {"{\"type\":\"integer\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":10}",
+                 {"1", "9"},
+                 {"0", "10", "-1"}},
+                {"{\"type\":\"integer\",\"minimum\":1.5}", {"2", "999"}, {"1", "0", "-2"}},
+                {"{\"type\":\"integer\",\"maximum\":-5}", {"-5", "-6", "-100"}, {"-4", "0", "5"}},
+                {"{\"type\":\"integer\",\"minimum\":0,\"maximum\":9223372036854775807}",
+                 {"0", "123456789012345678"},
+                 {"-1"}},
+                {"{\"type\":\"integer\",\"multipleOf\":5,\"minimum\":-10,\"maximum\":200}",
+                 {"-10", "-5", "0", "5", "100", "195"},
+                 {"3", "-15", "205", "7", "101"}},
+                {"{\"type\":\"number\",\"multipleOf\":7}", {"0", "7", "49", "-14"}, {"8", "7.5"}},
+                {"{\"type\":\"number\",\"minimum\":0,\"maximum\":1}",
+                 {"0", "0.5", "1", "1.0", "0.123456789", "0.0"},
+                 {"-0.1", "1.1", "1.01", "2", "1e-3", "-1"}},
+                {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}",
+                 {"0.1", "0.001", "0.99"},
+                 {"0", "0.0", "1", "1.0", "-0.1", "-0"}},
+                {"{\"type\":\"number\",\"minimum\":-2.5,\"maximum\":12.25}",
+                 {"-2.5", "-2.49", "-2.50", "-1", "0", "-0.0", "12.25", "12.2", "12", "9.999"},
+                 {"-2.51", "-3", "12.26", "12.250000001", "13", "100"}},
+                {"{\"type\":\"number\",\"exclusiveMaximum\":-1}",
+                 {"-1.01", "-2", "-10"},
+                 {"-1", "-1.0", "0"}},
+                {"{\"type\":\"number\",\"minimum\":100}",
+                 {"100", "100.5", "1000"},
+                 {"99.9", "-100", "1e3"}});
+}
+
+static void test_literals(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"enum\":[\"a\",\"ab\",1,12,-0.5,null,true,[1,{\"b\":2}]]}",
+         {"\"a\"", "\"ab\"", "1", "12", "-0.5", "null", "true", "[1,{\"b\":2}]", "[1, {\"b\": 2}]"},
+         {"\"b\"", "\"abc\"", "2", "false", "[1]", "123"}},
+        {"{\"type\":\"string\",\"enum\":[\"a\",1]}", {"\"a\""}, {"1"}},
+        {"{\"const\":\"x\\u0001\\\"\"}", {"\"x\\u0001\\\"\""}, {"\"x\""}},
+        {"{\"const\":{\"a\":[],\"b\":1.5}}", {"{\"a\":[],\"b\":1.5}"}, {"{\"b\":1.5,\"a\":[]}"}},
+        {"{\"enum\":[0.1,100000,1e15,3],\"type\":\"integer\"}", {"3", "100000"}, {"0.1"}});
+}
+
+static void test_alternatives_and_references(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\"},{\"type\":\"array\",\"items\":{"
+         "\"type\":\"null\"},\"maxItems\":1}]}",
+         {"1", "\"a\"", "[null]"},
+         {"null", "[1]", "[null,null]"}},
+        {"{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"a\"},\"x\":{\"type\":"
+         "\"integer\"}},\"required\":[\"t\",\"x\"]},{\"type\":\"object\",\"properties\":{\"t\":{"
+         "\"const\":\"b\"},\"y\":{\"type\":\"string\"}},\"required\":[\"t\",\"y\"]}]}",
+         {"{\"t\":\"a\",\"x\":1}", "{\"t\": \"b\", \"y\": \"z\"}"},
+         {"{\"t\":\"a\",\"y\":\"z\"}", "{\"t\":\"b\",\"x\":1}", "{\"t\":\"c\"}"}},
+        {"{\"$defs\":{\"node\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
+         "\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/node\"},{\"type\":\"null\"}]}},\"required\":["
+         "\"v\",\"next\"]}},\"$ref\":\"#/$defs/node\"}",
+         {"{\"v\":1,\"next\":null}",
+          "{\"v\":1,\"next\":{\"v\":2,\"next\":{\"v\":3,\"next\":null}}}"},
+         {"{\"v\":1}", "{\"v\":1,\"next\":{}}", "{\"v\":1,\"next\":{\"v\":2}}"}},
+        {"{\"type\":\"object\",\"properties\":{\"kids\":{\"type\":\"array\",\"items\":{\"$ref\":"
+         "\"#\"}}},\"required\":[\"kids\"]}",
+         {"{\"kids\":[]}", "{\"kids\":[{\"kids\":[]},{\"kids\":[{\"kids\":[]}]}]}"},
+         {"{\"kids\":[1]}", "{\"kids\":[{}]}"}},
+        {"{\"definitions\":{\"a/b\":{\"type\":\"integer\"},\"c~d\":{\"$ref\":\"#/definitions/"
+         "a~1b\"}},\"type\":\"array\",\"items\":{\"$ref\":\"#/definitions/c~0d\",\"description\":"
+         "\"x\"}}",
+         {"[1]"},
+         {"[\"a\"]"}},
+        {"{\"anyOf\":[{\"$ref\":\"#\"},{\"type\":\"null\"}]}", {"null"}, {"1"}},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+         "\"integer\"}},\"anyOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}]}",
+         {"{\"a\":1}", "{\"b\":1}", "{\"a\":1,\"b\":2}"},
+         {"{}"}},
+        {"{\"anyOf\":[{\"type\":\"number\",\"minimum\":5},{\"const\":\"x\"}],\"type\":[\"string\","
+         "\"number\"]}",
+         {"5", "\"x\""},
+         {"4", "\"y\""}},
+        {"{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"c\":{"
+         "\"minimum\":3}},\"required\":[\"a\"]},{\"properties\":{\"b\":{\"type\":\"string\"},\"c\":"
+         "{"
+         "\"type\":\"integer\",\"maximum\":5}},\"required\":[\"b\"]}]}",
+         {"{\"a\":1,\"b\":\"x\"}", "{\"a\":1,\"c\":4,\"b\":\"x\"}"},
+         {"{\"a\":1}", "{\"b\":\"x\"}", "{\"a\":1,\"c\":6,\"b\":\"x\"}",
+          "{\"a\":1,\"c\":2,\"b\":\"x\"}"}},
+        {"{\"$defs\":{\"p\":{\"type\":\"string\",\"minLength\":2}},\"$ref\":\"#/$defs/p\","
+         "\"maxLength\":3}",
+         {"\"ab\"", "\"abc\""},
+         {"\"a\"", "\"abcd\""}},
+        {"{\"allOf\":[{\"type\":[\"integer\",\"null\"]},{\"type\":[\"number\",\"string\"]}]}",
+         {"1"},
+         {"1.5", "null", "\"a\""}},
+        {"{\"allOf\":[{\"enum\":[1,2,3]},{\"enum\":[2,3,4]}]}", {"2", "3"}, {"1", "4"}});
+}
+
+static void test_refusals_name_the_keyword_and_the_place(void **state)
+{
+    static const struct {
+        const char *schema, *text;
+    } cases[] = {
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"not\":{}}}}",
+         "#/properties/a: 'not' is not supported"},
+        {"{\"properties\":{\"a/b\":{\"items\":{\"if\":true}}}}",
+         "#/properties/a~1b/items: 'if' is not supported"},
+        {"{\"patternProperties\":{}}", "#: 'patternProperties' is not supported"},
+        {"{\"type\":\"array\",\"uniqueItems\":true}", "'uniqueItems' is not supported"},
+        {"{\"type\":\"foo\"}", "#: 'type' is \"foo\""},
+        {"{\"type\":[]}", "'type' is []"},
+        {"{\"enum\":[]}", "'enum' is empty"},
+        {"{\"anyOf\":[]}", "'anyOf' is empty"},
+        {"{\"$ref\":\"#/$defs/x\"}", "'$ref' is \"#/$defs/x\", which is not there"},
+        {"{\"$ref\":\"http://x/y\"}", "only references into the schema itself"},
+        {"{\"type\":\"string\",\"format\":\"iri\"}", "'format' of \"iri\" is not supported"},
+        {"{\"type\":\"string\",\"pattern\":\"(?=a)\"}",
+         "#: 'pattern': look-around (not supported)"},
+        {"{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}", "a reference back"},
+        {"{\"type\":\"string\",\"pattern\":\"a\\\\b\"}", "a word boundary"},
+        {"{\"type\":\"string\",\"pattern\":\"\\\\p{L}\"}", "a Unicode property"},
+        {"{\"type\":\"string\",\"pattern\":\"(a\"}", "a group without its end"},
+        {"{\"type\":\"string\",\"pattern\":\"a)\"}", "a ')' without its group"},
+        {"{\"type\":\"string\",\"pattern\":\"[a\"}", "a class without its end"},
+        {"{\"type\":\"string\",\"pattern\":\"*\"}", "a quantifier of nothing"},
+        {"{\"type\":\"string\",\"pattern\":\"(^a)\"}", "'^' not at the begin"},
+        {"{\"type\":\"string\",\"pattern\":\"a{2000}\"}", "more than 1000 times"},
+        {"{\"type\":\"string\",\"pattern\":\"x.{40}y.{40}z\"}", "too large"},
+        {"{\"type\":\"string\",\"pattern\":\"((a{1000}){1000}){1000}\"}", "too large"},
+        {"{\"type\":\"string\",\"minLength\":3,\"maxLength\":2}", "leave nothing"},
+        {"{\"type\":\"string\",\"minLength\":-1}", "'minLength' is -1"},
+        {"{\"type\":\"array\",\"minItems\":3,\"maxItems\":2}", "leave nothing"},
+        {"{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}", "no number is between"},
+        {"{\"type\":\"integer\",\"minimum\":1.2,\"maximum\":1.8}", "no number is between"},
+        {"{\"type\":\"integer\",\"minimum\":9007199254740993}", "'minimum' is 9007199254740992"},
+        {"{\"type\":\"number\",\"multipleOf\":0.1}", "'multipleOf' is 0.1"},
+        {"{\"type\":\"integer\",\"multipleOf\":5000}", "a multiple of 5000"},
+        {"{\"type\":\"integer\",\"minimum\":\"1\"}", "'minimum' is \"1\""},
+        {"{\"enum\":[1],\"minimum\":3}", "'minimum' beside 'enum'"},
+        {"{\"enum\":[9007199254740993]}", "2^53"},
+        {"{\"items\":[{}]}", "use 'prefixItems'"},
+        {"{\"properties\":{\"a\":1},\"required\":[\"a\"]}", "#/properties/a: expected a schema"},
+        {"{\"properties\":{\"a\":{},\"a\":{}}}", "property 'a' appears twice"},
+        {"{\"type\":\"string\",\"type\":\"null\"}", "'type' appears twice"},
+        {"{\"type\":\"object\",\"required\":[\"a\"],\"additionalProperties\":false}",
+         "'required' names 'a'"},
+        {"{\"properties\":{\"a\":false},\"required\":[\"a\"]}", "matches no value"},
+        {"{\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "matches no value"},
+        {"{\"$ref\":\"#\"}", "matches no value"},
+        {"{\"type\":\"array\",\"items\":{\"$ref\":\"#\"},\"minItems\":1}", "matches no value"},
+        {"{\"type\":\"string\",\"pattern\":\"^a$\",\"minLength\":2}", "matches no value"},
+        {"{\"type\":\"integer\",\"multipleOf\":10,\"minimum\":1,\"maximum\":9}",
+         "matches no value"},
+        {"{\"allOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", "matches no value"},
+        {"{\"allOf\":[{\"$ref\":\"#\"}]}", "refers to itself"},
+        {"{\"const\":1,\"anyOf\":[{\"$ref\":\"#\"}]}", "refers to itself"},
+        {"[]", "expected a JSON object"},
+        {"{", "not JSON"},
+        {"", "not JSON"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_grammar *g = NULL;
+        td_error err = {0};
+        td_status st = td_grammar_from_schema(cases[i].schema, strlen(cases[i].schema), &g, &err);
+
+        if (st != TD_INVALID || g != NULL || strstr(err.text, cases[i].text) == NULL)
+            fail_msg("%s\n  %s: \"%s\", expected \"%s\"", cases[i].schema, td_status_name(st),
+                     err.text, cases[i].text);
+    }
+}
+
+static void test_strings_grammar(void **state)
+{
+    static const td_slice list[] = {TD_SLICE("to=a"), TD_SLICE("to=ab"), TD_SLICE("x")};
+    td_grammar *g = NULL;
+    td_error err;
+
+    (void)state;
+    assert_int_equal(td_grammar_from_strings(list, 3, &g, &err), TD_OK);
+    assert_true(matches(g, "to=a"));
+    assert_true(matches(g, "to=ab"));
+    assert_true(matches(g, "x"));
+    assert_false(matches(g, "to="));
+    assert_false(matches(g, "xx"));
+    td_grammar_free(g);
+    assert_int_equal(td_grammar_any_object(&g, &err), TD_OK);
+    assert_true(matches(g, "{\"a\": [1, null]}"));
+    assert_false(matches(g, "[1]"));
+    td_grammar_free(g);
+    assert_int_equal(td_grammar_any_value(&g, &err), TD_OK);
+    assert_true(matches(g, "[1]"));
+    td_grammar_free(g);
+}
+
+static void test_accept_changes_nothing_on_failure(void **state)
+{
+    td_grammar *g = compile("{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}");
+    td_matcher *m = NULL;
+    td_error err;
+
+    (void)state;
+    assert_int_equal(td_matcher_create(g, NULL, &m, &err), TD_OK);
+    assert_true(td_matcher_accept(m, (const uint8_t *)"[1,", 3));
+    assert_false(td_matcher_accept(m, (const uint8_t *)"23,x", 4));
+    assert_false(td_matcher_can_accept(m, (const uint8_t *)"23,x", 4));
+    assert_true(td_matcher_can_accept(m, (const uint8_t *)"23,4]", 5));
+    assert_false(td_matcher_may_end(m));
+    assert_true(td_matcher_accept(m, (const uint8_t *)"2]", 2));
+    assert_true(td_matcher_may_end(m));
+    assert_false(td_matcher_accept(m, (const uint8_t *)"]", 1));
+    assert_true(td_matcher_may_end(m));
+    assert_true(td_matcher_accept(m, (const uint8_t *)"", 0));
+    td_matcher_reset(m);
+    assert_true(td_matcher_accept(m, (const uint8_t *)"[]", 2));
+    td_matcher_free(m);
+    td_grammar_free(g);
+}
+
+/* Long lists drop the frames that they no longer need. */
+static void test_long_answers(void **state)
+{
+    td_grammar *g = compile("{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":"
+                            "\"integer\"},\"maxItems\":5},\"maxItems\":100000}");
+    td_matcher *m = NULL;
+    td_error err;
+
+    (void)state;
+    assert_int_equal(td_matcher_create(g, NULL, &m, &err), TD_OK);
+    assert_true(td_matcher_accept(m, (const uint8_t *)"[[]", 3));
+    for (int i = 0; i < 20000; i++)
+        assert_true(td_matcher_accept(m, (const uint8_t *)",[1, 23,4]", 10));
+    assert_false(td_matcher_accept(m, (const uint8_t *)",[1,2,3,4,5,6", 13));
+    assert_true(td_matcher_accept(m, (const uint8_t *)"]", 1));
+    assert_true(td_matcher_may_end(m));
+    td_matcher_free(m);
+    td_grammar_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_white_space_is_bounded),
+        cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_literals),
+        cmocka_unit_test(test_alternatives_and_references),
+        cmocka_unit_test(test_refusals_name_the_keyword_and_the_place),
+        cmocka_unit_test(test_strings_grammar),
+        cmocka_unit_test(test_accept_changes_nothing_on_failure),
+        cmocka_unit_test(test_long_answers),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
