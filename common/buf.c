@@ -99,7 +99,7 @@ void td_buf_json(td_buf *b, const char *bytes, size_t n)
             td_buf_add(b, esc, 6);
         }
     }
-    td_buf_add(b, bytes + from, n - from);
+    td_buf_add(b, from < n ? bytes + from : "", n - from); /* bytes may be NULL when n is 0 */
 }
 
 void td_buf_clear(td_buf *b)

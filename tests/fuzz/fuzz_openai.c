@@ -83,8 +83,68 @@ static void check_generation(const generation *g)
     td_tokens_free(&ids);
 }
 
+/* ---- what a response repeats and keeps ---- */
+
+static bool find(void *arg, td_slice id, td_slice *items)
+{
+    (void)arg;
+    *items = TD_SLICE("{\"role\":\"user\",\"content\":\"hi\"}");
+    return td_slice_eq(id, TD_SLICE("resp_1"));
+}
+
+static void check_same(const chat_message *a, const chat_message *b)
+{
+    td_assert(a->role == b->role && a->preamble == b->preamble && a->n_calls == b->n_calls);
+    td_assert(td_slice_eq(a->content, b->content) && td_slice_eq(a->reasoning, b->reasoning));
+    td_assert(td_slice_eq(a->tool_call_id, b->tool_call_id));
+    for (size_t i = 0; i < a->n_calls; i++)
+        td_assert(td_slice_eq(a->calls[i].id, b->calls[i].id) &&
+                  td_slice_eq(a->calls[i].name, b->calls[i].name) &&
+                  td_slice_eq(a->calls[i].arguments, b->calls[i].arguments));
+}
+
+/* What is kept reads back as the same conversation, but for the instructions. */
+static void check_kept(const responses_request *q)
+{
+    const openai_defaults d = defaults();
+    responses_request again;
+    td_error err = {0};
+    td_buf body = {0};
+    size_t skip;
+
+    td_buf_str(&body, "{\"input\":[");
+    td_buf_add(&body, q->items.ptr, q->items.len);
+    td_buf_str(&body, "]}");
+    td_assert(responses_parse(body.ptr, body.len, &d, NULL, &again, &err) == TD_OK);
+    td_assert(q->g.chat.n_messages >= again.g.chat.n_messages);
+    skip = q->g.chat.n_messages - again.g.chat.n_messages;
+    td_assert(skip <= 1);
+    for (size_t i = 0; i < again.g.chat.n_messages; i++)
+        check_same(&q->g.chat.messages[skip + i], &again.g.chat.messages[i]);
+    responses_request_free(&again);
+    td_buf_free(&body);
+}
+
+static void check_response(const responses_request *q)
+{
+    td_buf echo = {0};
+    cJSON *root;
+
+    td_buf_byte(&echo, '{');
+    td_buf_add(&echo, q->echo.ptr, q->echo.len);
+    td_buf_byte(&echo, '}');
+    root = cJSON_ParseWithLength(echo.ptr, echo.len);
+    td_assert(cJSON_IsObject(root) && cJSON_GetArraySize(root) == 19);
+    cJSON_Delete(root);
+    td_buf_free(&echo);
+    td_assert(q->store == (q->items.len > 0));
+    if (q->store)
+        check_kept(q);
+}
+
 static void as_generations(const char *body, size_t n)
 {
+    const responses_history history = {.find = find};
     const openai_defaults d = defaults();
     responses_request q;
     generation g;
@@ -100,8 +160,10 @@ static void as_generations(const char *body, size_t n)
     generation_free(&g);
 
     err = (td_error){0};
-    st = responses_parse(body, n, &d, NULL, &q, &err);
+    st = responses_parse(body, n, &d, &history, &q, &err);
     st == TD_OK ? check_generation(&q.g) : check_refusal(st, &err);
+    if (st == TD_OK)
+        check_response(&q);
     responses_request_free(&q);
 }
 
