@@ -124,7 +124,7 @@ fi
 models() {
     local d=$1 m=$2 name
     name=model-$m-${d//,/}
-    step 45 "$name-decode" bench_model decode --model "$m" --devices "$d" --batches 1,8,32,64,128 --contexts 8k \
+    step 40 "$name-decode" bench_model decode --model "$m" --devices "$d" --batches 1,8,32,64,128 --contexts 8k \
         --case-seconds 0.4 --csv "$OUT_DIR/$name-decode.csv"
     step 45 "$name-prefill" bench_model prefill --model "$m" --devices "$d" --experts fp8 --lengths 1k,8k,32k \
         --case-seconds 0.4 --csv "$OUT_DIR/$name-prefill.csv"
