@@ -3,7 +3,7 @@
 #ifndef TANDEM_COMMON_PROTOCOL_H
 #define TANDEM_COMMON_PROTOCOL_H
 
-enum { TD_PROTOCOL_MAJOR = 1, TD_PROTOCOL_MINOR = 2 };
+enum { TD_PROTOCOL_MAJOR = 1, TD_PROTOCOL_MINOR = 3 };
 
 /* The oldest minor version of a worker that a router takes. Before 1.2 a worker did not say what it
  * speaks, and one of 1.0 ignores penalties and gives no log-probabilities: its answers would be

@@ -19,6 +19,25 @@ static bool usable(const worker_view *w, worker_role role)
     return w->role == role && w->state == WORKER_READY && w->greeted;
 }
 
+static bool fits(const worker_view *w, worker_role role, const placement_need *need)
+{
+    return usable(w, role) && (w->guides || !need->guides);
+}
+
+/* Why no worker of a role fits. */
+static td_status none_fits(const worker_view *view, size_t n, worker_role role, td_error *err)
+{
+    const char *name = role == WORKER_DECODE ? "decode" : "prefill";
+
+    for (size_t i = 0; i < n; i++)
+        if (usable(&view[i], role))
+            return td_fail(err, TD_UNAVAILABLE,
+                           "no %s worker that is ready can hold an answer to a schema or a "
+                           "tool_choice: it must speak protocol 1.3 and have a tokenizer.json",
+                           name);
+    return td_fail(err, TD_UNAVAILABLE, "no %s worker is ready", name);
+}
+
 static uint32_t minus(uint32_t a, uint32_t b)
 {
     return a > b ? a - b : 0;
@@ -63,24 +82,25 @@ static bool prefill_better(const worker_view *a, const worker_view *b)
     return qa < qb || (qa == qb && rested_longer(a, b));
 }
 
-/* The best decode worker with room; `avoid` is looked at only if nothing else is there. *largest is
- * the biggest pool among usable workers, 0 if there is none. */
-static const worker_view *choose_decode(const worker_view *view, size_t n, uint32_t pages,
-                                        const char *avoid, uint32_t *largest)
+/* The best decode worker with room; avoid_decode is looked at only if nothing else is there.
+ * *largest is the biggest pool among usable workers, 0 if there is none. */
+static const worker_view *choose_decode(const worker_view *view, size_t n,
+                                        const placement_need *need, uint32_t *largest)
 {
+    uint32_t pages = placement_pages(need);
     const worker_view *best = NULL, *fallback = NULL;
 
     *largest = 0;
     for (size_t i = 0; i < n; i++) {
         const worker_view *w = &view[i];
 
-        if (!usable(w, WORKER_DECODE))
+        if (!fits(w, WORKER_DECODE, need))
             continue;
         if (w->pages_total > *largest)
             *largest = w->pages_total;
         if (!decode_has_room(w, pages))
             continue;
-        if (is_named(w, avoid))
+        if (is_named(w, need->avoid_decode))
             fallback = w;
         else if (best == NULL || decode_better(w, best, pages))
             best = w;
@@ -88,22 +108,23 @@ static const worker_view *choose_decode(const worker_view *view, size_t n, uint3
     return best != NULL ? best : fallback;
 }
 
-static const worker_view *choose_prefill(const worker_view *view, size_t n, uint32_t tokens,
-                                         const char *avoid, uint32_t *longest)
+static const worker_view *choose_prefill(const worker_view *view, size_t n,
+                                         const placement_need *need, uint32_t *longest)
 {
+    uint32_t tokens = need->prompt_tokens;
     const worker_view *best = NULL, *fallback = NULL;
 
     *longest = 0;
     for (size_t i = 0; i < n; i++) {
         const worker_view *w = &view[i];
 
-        if (!usable(w, WORKER_PREFILL))
+        if (!fits(w, WORKER_PREFILL, need))
             continue;
         if (w->max_prompt_tokens > *longest)
             *longest = w->max_prompt_tokens;
         if (w->max_prompt_tokens < tokens)
             continue;
-        if (is_named(w, avoid))
+        if (is_named(w, need->avoid_prefill))
             fallback = w;
         else if (best == NULL || prefill_better(w, best))
             best = w;
@@ -130,14 +151,13 @@ td_status placement_choose(const worker_view *view, size_t n, const placement_ne
                            placement *out, td_error *err)
 {
     uint32_t pages = placement_pages(need), largest, longest;
-    const worker_view *d = choose_decode(view, n, pages, need->avoid_decode, &largest);
-    const worker_view *p =
-        choose_prefill(view, n, need->prompt_tokens, need->avoid_prefill, &longest);
+    const worker_view *d = choose_decode(view, n, need, &largest);
+    const worker_view *p = choose_prefill(view, n, need, &longest);
 
     if (largest == 0)
-        return td_fail(err, TD_UNAVAILABLE, "no decode worker is ready");
+        return none_fits(view, n, WORKER_DECODE, err);
     if (longest == 0)
-        return td_fail(err, TD_UNAVAILABLE, "no prefill worker is ready");
+        return none_fits(view, n, WORKER_PREFILL, err);
     if (pages > largest)
         return td_fail(
             err, TD_INVALID,

@@ -16,6 +16,7 @@ typedef struct placement_need {
     uint32_t max_tokens;      /* tokens still wanted; prompt + max_tokens positions are reserved */
     uint64_t max_backlog;     /* a prefill worker with more tokens queued is full; 0: no bound. What
                                * waits there holds pages on a decode worker, and its lease runs */
+    bool guides;              /* the answer is held to something: workers that can do that only */
     const char *avoid_decode; /* worker ids that failed this request last; NULL or "": none. */
     const char *avoid_prefill; /* Avoided only while another worker would do. */
 } placement_need;
@@ -30,7 +31,8 @@ typedef struct placement {
  * queued, then the same.
  *
  * TD_OK and *out; TD_BUSY: workers exist but none has room now; TD_UNAVAILABLE: no ready worker of
- * a role; TD_INVALID: no ready worker could ever hold it (the text has the numbers). */
+ * a role, or none that can guide an answer; TD_INVALID: no ready worker could ever hold it (the
+ * text has the numbers). */
 TD_MUST_CHECK td_status placement_choose(const worker_view *view, size_t n,
                                          const placement_need *need, placement *out, td_error *err);
 

@@ -177,6 +177,7 @@ static void take_load(worker_view *w, const Tandem__WorkerReport *rep)
     w->queued_requests = rep->queued_requests;
     w->queued_tokens = rep->queued_tokens;
     w->max_prompt_tokens = rep->max_prompt_tokens;
+    w->guides = rep->guides;
     w->sent_pages = w->sent_requests = 0;
     w->sent_tokens = 0;
 }

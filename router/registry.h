@@ -46,6 +46,7 @@ typedef struct worker_view {
     uint32_t queued_requests;
     uint64_t queued_tokens;
     uint32_t max_prompt_tokens;
+    bool guides;                        /* it can hold an answer to a guide */
     uint32_t sent_pages, sent_requests; /* decode: reserved by us since the report */
     uint64_t sent_tokens;               /* prefill: sent by us since the report */
     uint64_t last_sent; /* number of the last message that gave it work; 0: none yet */

@@ -247,6 +247,49 @@ static void test_placement_takes_the_least_loaded_of_each_role(void **state)
     assert_string_equal(p.prefill->id, "p0");
 }
 
+/* A worker of before 1.3 serves what needs no guide, and only that. */
+static void test_placement_guided_answers_go_to_workers_that_can(void **state)
+{
+    worker_view v[] = {decode("d0", 90, 0), decode("d1", 50, 4), prefill("p0", 0),
+                       prefill("p1", 900)};
+    placement_need need = {.prompt_tokens = 100, .max_tokens = 100};
+    placement p;
+    td_error err = {0};
+
+    (void)state;
+    v[1].guides = v[3].guides = true;
+    assert_int_equal(placement_choose(v, 4, &need, &p, NULL), TD_OK);
+    assert_string_equal(p.decode->id, "d0");
+    assert_string_equal(p.prefill->id, "p0");
+    need.guides = true;
+    assert_int_equal(placement_choose(v, 4, &need, &p, NULL), TD_OK);
+    assert_string_equal(p.decode->id, "d1");
+    assert_string_equal(p.prefill->id, "p1");
+    v[1].pages_free = 1; /* the other one's pages are of no use */
+    assert_int_equal(placement_choose(v, 4, &need, &p, &err), TD_BUSY);
+    v[1].pages_free = 50;
+    v[3].guides = false;
+    assert_int_equal(placement_choose(v, 4, &need, &p, &err), TD_UNAVAILABLE);
+    assert_non_null(strstr(err.text, "no prefill worker that is ready can hold"));
+    v[2].greeted = v[3].greeted = false;
+    assert_int_equal(placement_choose(v, 4, &need, &p, &err), TD_UNAVAILABLE);
+    assert_non_null(strstr(err.text, "no prefill worker is ready"));
+}
+
+static void test_registry_reads_that_a_worker_can_guide(void **state)
+{
+    registry *r = new_registry();
+    fake d;
+
+    (void)state;
+    take(r, fake_init(&d, "d0", TANDEM__ROLE__ROLE_DECODE), 0);
+    assert_false(registry_find(r, "d0")->guides);
+    d.report.guides = true;
+    take(r, &d, 0);
+    assert_true(registry_find(r, "d0")->guides);
+    registry_free(r);
+}
+
 static void test_placement_avoids_what_failed_while_another_would_do(void **state)
 {
     worker_view v[] = {decode("d0", 90, 0), decode("d1", 90, 5), prefill("p0", 0)};
@@ -332,6 +375,8 @@ int main(void)
         cmocka_unit_test(test_registry_refuses_versions_that_it_cannot_use),
         cmocka_unit_test(test_registry_a_malformed_message_changes_nothing),
         cmocka_unit_test(test_placement_takes_the_least_loaded_of_each_role),
+        cmocka_unit_test(test_placement_guided_answers_go_to_workers_that_can),
+        cmocka_unit_test(test_registry_reads_that_a_worker_can_guide),
         cmocka_unit_test(test_placement_avoids_what_failed_while_another_would_do),
         cmocka_unit_test(test_placement_tells_full_from_never),
         cmocka_unit_test(test_placement_needs_a_free_ring_too),
