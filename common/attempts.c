@@ -92,9 +92,42 @@ void td_generation_free(td_generation *g)
 {
     free(g->bias);
     free(g->counts);
+    td_guide_free(g->guide);
+    g->guide = NULL;
     g->bias = NULL;
     g->counts = NULL;
     g->sampling.n_bias = g->sampling.n_counts = 0;
+}
+
+td_status td_generation_open_guide(td_guides *guides, const Tandem__Guide *m, const int32_t *answer,
+                                   size_t n, td_guide **out, td_error *err)
+{
+    td_status st;
+
+    *out = NULL;
+    if (m == NULL)
+        return TD_OK;
+    if (guides == NULL)
+        return td_fail(err, TD_INVALID, "this worker has no tokenizer.json to guide an answer by");
+    st = td_guide_create(guides, m, answer, n, out, err);
+    if (st == TD_OK)
+        td_guide_mask(*out);
+    return st;
+}
+
+td_status td_generation_guide(td_generation *g, int32_t token, td_error *err)
+{
+    return g->guide != NULL ? td_guide_accept(g->guide, token, err) : TD_OK;
+}
+
+td_status td_generation_mask(td_generation *g, td_error *err)
+{
+    if (g->guide == NULL)
+        return TD_OK;
+    g->sampling.mask = td_guide_mask(g->guide);
+    return g->sampling.mask != NULL
+               ? TD_OK
+               : td_fail(err, TD_INTERNAL, "no token can follow in what the answer is held to");
 }
 
 void td_generation_count(td_generation *g, int32_t token)

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/guide.h"
 #include "common/sampling.h"
 #include "common/status.h"
 #include "proto/tandem.pb-c.h"
@@ -22,6 +23,7 @@ typedef struct td_generation {
     td_token_bias *bias;
     td_token_count *counts; /* with penalties only: by token; sampling has how many */
     size_t max_counts;
+    td_guide *guide; /* what the answer is held to; NULL: nothing. Freed with the rest */
 } td_generation;
 
 /* Check what a router sent and fill *out. With penalties, `answer` are the tokens that the answer
@@ -36,8 +38,20 @@ void td_generation_free(td_generation *g); /* what it points to */
 /* Whether a sampling looks at the tokens so far. */
 bool td_sampling_penalizes(const Tandem__Sampling *s);
 
-/* One more token of the answer; without penalties nothing is kept. */
+/* One more token of the answer, by which penalties count and a guide goes on; without either
+ * nothing is kept. */
 void td_generation_count(td_generation *g, int32_t token);
+TD_MUST_CHECK td_status td_generation_guide(td_generation *g, int32_t token, td_error *err);
+
+/* Put the mask of the next token into the sampling; without a guide there is none. TD_INTERNAL: no
+ * token can follow. */
+TD_MUST_CHECK td_status td_generation_mask(td_generation *g, td_error *err);
+
+/* The guide of a request at the end of an answer so far, with its mask computed; NULL where m is.
+ * On the thread that took the message in, which may take its time. guides NULL: TD_INVALID. */
+TD_MUST_CHECK td_status td_generation_open_guide(td_guides *guides, const Tandem__Guide *m,
+                                                 const int32_t *answer, size_t n, td_guide **out,
+                                                 td_error *err);
 
 /* A step's log-probabilities as a message, whose lists point into *l. */
 void td_logprobs_wire(const td_logprobs *l, Tandem__TokenLogprobs *out);

@@ -87,6 +87,7 @@ TD_BUCKETS_DECLARE(LATENCY);          /* e2e, queue, prefill and decode time of 
 TD_BUCKETS_DECLARE(TOKENS);           /* vllm:request_prompt_tokens, ..._generation_tokens */
 TD_BUCKETS_DECLARE(ITERATION_TOKENS); /* vllm:iteration_tokens_total */
 TD_BUCKETS_DECLARE(TRANSFER);         /* tandem: KV transfer and hand-off, 100 us .. 10 s */
+TD_BUCKETS_DECLARE(MASK);             /* tandem: work of the host within a step, 1 us .. 0.1 s */
 TD_BUCKETS_DECLARE(BYTES);            /* tandem: 4 KiB .. 16 GiB in powers of four */
 
 #endif

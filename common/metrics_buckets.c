@@ -18,5 +18,7 @@ DEFINE(ITERATION_TOKENS, 1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192
 /* Ours: from one page over NVLink to a long prompt over TCP. */
 DEFINE(TRANSFER, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
        1, 2.5, 5, 10);
+DEFINE(MASK, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01,
+       0.025, 0.05, 0.1);
 DEFINE(BYTES, 0x1p12, 0x1p14, 0x1p16, 0x1p18, 0x1p20, 0x1p22, 0x1p24, 0x1p26, 0x1p28, 0x1p30,
        0x1p32, 0x1p34);

@@ -33,6 +33,7 @@ typedef struct message {
     rpc_call *call;  /* RESERVE, CANCEL: to be answered */
     uint8_t *packed; /* RESERVE: the message again, owned */
     size_t n_packed;
+    td_guide *guide;  /* RESERVE: owned; NULL: none is asked for */
     uint64_t request; /* CANCEL */
     uint32_t attempt;
     bool source_may_write;
@@ -43,6 +44,7 @@ typedef struct message {
 struct engine {
     const decode_config *cfg;
     td_model *model;
+    td_guides *guides;
     const td_kv_geometry *geometry;
     td_worker *worker;
     td_kv_sink *sink;
@@ -69,8 +71,8 @@ struct engine {
     td_gauge *g_running, *g_waiting, *g_reserved, *g_kv_used, *g_quarantined;
     td_counter *c_tokens, *c_steps, *c_reserved, *c_busy, *c_landed, *c_lost, *c_expired, *c_stray;
     td_counter *c_end[4]; /* by sched_end */
-    td_counter *c_canceled;
-    td_histogram *h_step, *h_batch, *h_arrival;
+    td_counter *c_canceled, *c_guided;
+    td_histogram *h_step, *h_batch, *h_arrival, *h_mask;
 };
 
 static void make_metrics(engine *e, td_metrics *m)
@@ -106,6 +108,11 @@ static void make_metrics(engine *e, td_metrics *m)
                                          TD_LABELS({"finished_reason", ends[i]}));
     e->c_canceled = td_metrics_counter(m, "vllm:request_success_total", "Requests that ended.",
                                        TD_LABELS({"finished_reason", "abort"}));
+    e->c_guided = td_metrics_counter(m, "tandem:guided_requests_total",
+                                     "Reservations for an answer that is held to a guide.", NULL);
+    e->h_mask = td_metrics_histogram(m, "tandem:guide_mask_seconds",
+                                     "Time to find the tokens that may come next, a token.", NULL,
+                                     TD_BUCKETS(MASK));
     e->h_step = td_metrics_histogram(m, "tandem:decode_step_seconds", "Time of one decode step.",
                                      NULL, TD_BUCKETS(ITL));
     e->h_batch = td_metrics_histogram(m, "vllm:iteration_tokens_total", "Tokens of one step.", NULL,
@@ -123,10 +130,11 @@ static void drop_message(void *user, void *msg)
     if (m->call != NULL)
         rpc_call_drop(m->call);
     free(m->packed);
+    td_guide_free(m->guide);
 }
 
-td_status engine_create(const decode_config *cfg, td_model *model, td_metrics *metrics,
-                        engine **out, td_error *err)
+td_status engine_create(const decode_config *cfg, td_model *model, td_guides *guides,
+                        td_metrics *metrics, engine **out, td_error *err)
 {
     engine *e = calloc(1, sizeof *e);
     const td_kv_geometry *g = td_model_kv(model);
@@ -136,6 +144,7 @@ td_status engine_create(const decode_config *cfg, td_model *model, td_metrics *m
         return td_fail(err, TD_NOMEM, "engine: no memory");
     e->cfg = cfg;
     e->model = model;
+    e->guides = guides;
     e->geometry = g;
     pthread_mutex_init(&e->load_lock, NULL);
     td_pb_arena_init(&e->arena);
@@ -203,6 +212,7 @@ static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t lin
 {
     engine *e = user;
     message m = {.link = link, .call = call};
+    td_error err = {0};
 
     switch (req->body_case) {
     case TANDEM__WORKER_REQUEST__BODY_RESERVE:
@@ -214,6 +224,13 @@ static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t lin
             return;
         }
         tandem__reserve__pack(req->reserve, m.packed);
+        /* Here, where nobody waits, and not on the engine's thread: a schema may take a while. */
+        if (td_generation_open_guide(e->guides, req->reserve->guide, req->reserve->answer,
+                                     req->reserve->n_answer, &m.guide, &err) != TD_OK) {
+            free(m.packed);
+            td_worker_reply(call, err.code, err.text, NULL);
+            return;
+        }
         break;
     case TANDEM__WORKER_REQUEST__BODY_CANCEL:
         m.kind = MSG_CANCEL;
@@ -248,6 +265,7 @@ static void on_report(void *user, Tandem__WorkerReport *report)
     report->reserved = load.reserved;
     report->quarantined_pages = load.quarantined_pages;
     report->max_batch = e->cfg->max_batch;
+    report->guides = e->guides != NULL;
 }
 
 static void on_link(void *user, int32_t link, bool up)
@@ -337,6 +355,11 @@ static void take_reserve(engine *e, message *m)
         st = reservation_open(e->reservations, req, m->link, td_now_us(), &r, &err);
     if (st == TD_OK) {
         td_counter_add(e->c_reserved, 1);
+        if (r->generation.guide == NULL && m->guide != NULL) { /* else it was here already */
+            td_counter_add(e->c_guided, 1);
+            r->generation.guide = m->guide;
+            m->guide = NULL;
+        }
         reply_reserved(e, m->call, r);
     } else {
         td_counter_add(e->c_busy, st == TD_BUSY);
@@ -344,6 +367,7 @@ static void take_reserve(engine *e, message *m)
         td_worker_reply(m->call, st, err.text, NULL);
     }
     free(m->packed);
+    td_guide_free(m->guide);
 }
 
 /* The request is over here, whatever it was doing. */
@@ -387,7 +411,10 @@ static void finish_request(engine *e, reservation *r, sched_end end)
     td_debug("request_done", "request=%016llx attempt=%u tokens=%u end=%d",
              (unsigned long long)r->request, (unsigned)r->attempt, r->produced, (int)end);
     if (end == SCHED_FAILED) {
-        td_fail(&err, TD_INTERNAL, "no token could be sampled: all logits are banned or NaN");
+        if (r->failed.code != TD_OK)
+            err = r->failed;
+        else
+            td_fail(&err, TD_INTERNAL, "no token could be sampled: all logits are banned or NaN");
         token_sink_error(e->tokens, r, &err);
     } else {
         token_sink_token(e->tokens, r,
@@ -552,10 +579,13 @@ static td_status run_step(engine *e, const td_decode_step *plan, td_error *err)
     for (int32_t i = 0; i < plan->n; i++) {
         reservation *r = scheduler_row(e->sched, i);
 
-        if (e->ends[i] == SCHED_GOES_ON)
+        if (e->ends[i] == SCHED_GOES_ON) {
             token_sink_token(e->tokens, r, TANDEM__FINISH__FINISH_NONE);
-        else
+            if (r->generation.guide != NULL)
+                td_histogram_observe_us(e->h_mask, td_guide_mask_us(r->generation.guide));
+        } else {
             finish_request(e, r, e->ends[i]);
+        }
     }
     return TD_OK;
 }

@@ -3,6 +3,7 @@
 #ifndef TANDEM_DECODE_ENGINE_H
 #define TANDEM_DECODE_ENGINE_H
 
+#include "common/guide.h"
 #include "common/kv_wire.h"
 #include "common/metrics.h"
 #include "common/model.h"
@@ -12,8 +13,8 @@
 
 typedef struct engine engine;
 
-/* cfg, model and metrics outlive the engine. */
-TD_MUST_CHECK td_status engine_create(const decode_config *cfg, td_model *model,
+/* cfg, model, metrics and guides (NULL: no answer can be guided here) outlive the engine. */
+TD_MUST_CHECK td_status engine_create(const decode_config *cfg, td_model *model, td_guides *guides,
                                       td_metrics *metrics, engine **out, td_error *err);
 void engine_free(engine *e); /* after engine_run(), worker and sink closed; NULL is fine */
 

@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 
 #include "common/kv_wire.h"
+#include "common/worker_guides.h"
 #include "common/worker_kv.h"
 #include "common/worker_main.h"
 #include "common/worker_watch.h"
@@ -39,6 +40,8 @@ static td_status serve(td_metrics *metrics, td_error *err)
     td_kv_sink *sink = NULL;
     td_worker *worker = NULL;
     td_watch *watch = NULL;
+    td_guides_loading *loading = NULL;
+    td_guides *guides = NULL;
     td_kv_wire_options wo = {0};
     td_worker_needs needs = {.role = TANDEM__ROLE__ROLE_DECODE,
                              .kv_memory = cfg.kv_memory,
@@ -52,14 +55,17 @@ static td_status serve(td_metrics *metrics, td_error *err)
         st = td_watch_start(td_worker_step_timeout_ms(&cfg.worker), &watch, err);
     needs.watch = watch;
     if (st == TD_OK)
+        st = td_guides_load(cfg.worker.model, &loading, err);
+    if (st == TD_OK)
         st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
     if (st == TD_OK) {
         td_watch_begin_first(watch, "warm-up", 0);
         st = td_model_warm_up(model, err);
         td_watch_end(watch);
     }
+    guides = td_guides_loaded(loading);
     if (st == TD_OK)
-        st = engine_create(&cfg, model, metrics, &e, err);
+        st = engine_create(&cfg, model, guides, metrics, &e, err);
     if (st == TD_OK)
         st = open_sink(&wo, model, e, &sink, err);
     if (st == TD_OK)
@@ -80,6 +86,7 @@ static td_status serve(td_metrics *metrics, td_error *err)
     td_worker_stop(worker);
     td_kv_sink_close(sink);
     engine_free(e);
+    td_guides_close(guides);
     td_model_close(model);
     td_watch_stop(watch);
     return st;

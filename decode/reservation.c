@@ -93,10 +93,10 @@ static td_status check(const reservations *t, const Tandem__Reserve *m, td_error
     if (pages > td_kv_pool_pages_total(t->opt.pool))
         return td_fail(err, TD_INVALID, "reserve: %u pages for %llu positions, the pool has %u",
                        pages, (unsigned long long)positions, td_kv_pool_pages_total(t->opt.pool));
-    if (m->n_answer != (td_sampling_penalizes(m->sampling) ? m->index : 0))
+    if (m->n_answer != (m->guide != NULL || td_sampling_penalizes(m->sampling) ? m->index : 0))
         return td_fail(err, TD_INVALID,
-                       "reserve: %zu tokens of an answer of which %u are there; with penalties all "
-                       "of them, otherwise none",
+                       "reserve: %zu tokens of an answer of which %u are there; with penalties or "
+                       "a guide all of them, otherwise none",
                        m->n_answer, m->index);
     for (size_t i = 0; i < m->n_answer; i++)
         if (m->answer[i] < 0 || m->answer[i] >= t->opt.vocab)

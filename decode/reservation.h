@@ -64,6 +64,7 @@ struct reservation {
     int32_t pos;          /* position of `token` */
     int32_t token;        /* sampled, its KV not yet written */
     uint32_t produced;    /* tokens of this attempt so far, prefill's included */
+    td_error failed;      /* after SCHED_FAILED: why, where there is more to say */
     td_logprobs logprobs; /* of `token`, where they are asked for */
     bool in_batch;
     td_usec landed_at;

@@ -69,7 +69,12 @@ static sched_end take_token(reservation *r, int32_t token, const td_logprobs *lo
     r->produced++;
     if (td_generation_stops(&r->generation, token))
         return SCHED_STOP;
-    return r->produced >= r->max_tokens ? SCHED_LENGTH : SCHED_GOES_ON;
+    if (r->produced >= r->max_tokens)
+        return SCHED_LENGTH;
+    if (td_generation_guide(&r->generation, token, &r->failed) != TD_OK ||
+        td_generation_mask(&r->generation, &r->failed) != TD_OK)
+        return SCHED_FAILED;
+    return SCHED_GOES_ON;
 }
 
 sched_end scheduler_admit(scheduler *s, reservation *r)

@@ -21,7 +21,8 @@ typedef enum sched_end {
     SCHED_GOES_ON,
     SCHED_STOP,   /* the token is one of the request's stop ids */
     SCHED_LENGTH, /* it was the last one wanted */
-    SCHED_FAILED, /* nothing could be sampled: every logit was banned or not a number */
+    SCHED_FAILED, /* nothing could be sampled: every logit was banned or not a number, or a guide
+                   * has no token that may follow (then reservation.failed says so) */
 } sched_end;
 
 /* A request whose KV is in, with the first token that prefill sampled. Anything but GOES_ON: that

@@ -32,6 +32,7 @@ typedef struct message {
     rpc_call *call;  /* PREFILL, CANCEL, DRAIN: to be answered; may be NULL for DRAIN */
     uint8_t *packed; /* PREFILL: the message again, owned */
     size_t n_packed;
+    td_guide *guide;  /* PREFILL: owned; NULL: none is asked for */
     td_usec received; /* PREFILL */
     uint64_t request; /* CANCEL */
     uint32_t attempt;
@@ -48,6 +49,7 @@ typedef struct message {
 struct prefill_engine {
     const prefill_config *cfg;
     td_model *model;
+    td_guides *guides;
     const td_kv_geometry *geometry;
     uint32_t max_prompt;
     td_worker *worker;
@@ -69,8 +71,8 @@ struct prefill_engine {
 
     td_gauge *g_running, *g_waiting, *g_pushing, *g_tokens, *g_kv_used;
     td_counter *c_prompt_tokens, *c_admitted, *c_refused, *c_repeated, *c_canceled, *c_failed,
-        *c_kv_bytes, *c_kv_puts, *c_kv_failed;
-    td_histogram *h_queue, *h_compute, *h_tail, *h_bytes;
+        *c_kv_bytes, *c_kv_puts, *c_kv_failed, *c_guided;
+    td_histogram *h_queue, *h_compute, *h_tail, *h_bytes, *h_mask;
 };
 
 static void make_metrics(prefill_engine *e, td_metrics *m)
@@ -100,6 +102,11 @@ static void make_metrics(prefill_engine *e, td_metrics *m)
     e->c_kv_puts = td_metrics_counter(m, "tandem:kv_transfer_puts_total", "One-sided puts.", NULL);
     e->c_kv_failed = td_metrics_counter(m, "tandem:kv_transfer_failed_total",
                                         "Transfers that did not complete.", NULL);
+    e->c_guided = td_metrics_counter(m, "tandem:guided_requests_total",
+                                     "Prompts whose answer is held to a guide.", NULL);
+    e->h_mask = td_metrics_histogram(m, "tandem:guide_mask_seconds",
+                                     "Time to find the tokens that may come next, a token.", NULL,
+                                     TD_BUCKETS(MASK));
     e->h_queue =
         td_metrics_histogram(m, "vllm:request_queue_time_seconds",
                              "From arrival to the first chunk.", NULL, TD_BUCKETS(LATENCY));
@@ -123,10 +130,11 @@ static void drop_message(void *user, void *msg)
     if (m->call != NULL)
         rpc_call_drop(m->call);
     free(m->packed);
+    td_guide_free(m->guide);
 }
 
-td_status prefill_engine_create(const prefill_config *cfg, td_model *model, td_metrics *metrics,
-                                prefill_engine **out, td_error *err)
+td_status prefill_engine_create(const prefill_config *cfg, td_model *model, td_guides *guides,
+                                td_metrics *metrics, prefill_engine **out, td_error *err)
 {
     prefill_engine *e = calloc(1, sizeof *e);
     const td_kv_geometry *g = td_model_kv(model);
@@ -137,6 +145,7 @@ td_status prefill_engine_create(const prefill_config *cfg, td_model *model, td_m
         return td_fail(err, TD_NOMEM, "engine: no memory");
     e->cfg = cfg;
     e->model = model;
+    e->guides = guides;
     e->geometry = g;
     e->max_prompt = (uint32_t)td_model_config_of(model)->max_positions;
     if (room < e->max_prompt)
@@ -190,9 +199,20 @@ static void post(prefill_engine *e, message *m)
         drop_message(e, m);
 }
 
+/* Here, where nobody waits, and not on the engine's thread: a schema may take a while. */
+static td_status open_guide(prefill_engine *e, const Tandem__Prefill *p, td_guide **out,
+                            td_error *err)
+{
+    if (p->index > p->n_tokens) /* refused by job_create(), with its reason */
+        return TD_OK;
+    return td_generation_open_guide(e->guides, p->guide, p->tokens + (p->n_tokens - p->index),
+                                    p->index, out, err);
+}
+
 static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t link, rpc_call *call)
 {
     message m = {.link = link, .call = call};
+    td_error err = {0};
 
     switch (req->body_case) {
     case TANDEM__WORKER_REQUEST__BODY_PREFILL:
@@ -205,6 +225,11 @@ static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t lin
             return;
         }
         tandem__prefill__pack(req->prefill, m.packed);
+        if (open_guide(user, req->prefill, &m.guide, &err) != TD_OK) {
+            free(m.packed);
+            td_worker_reply(call, err.code, err.text, NULL);
+            return;
+        }
         break;
     case TANDEM__WORKER_REQUEST__BODY_CANCEL:
         m.kind = MSG_CANCEL;
@@ -234,6 +259,7 @@ static void on_report(void *user, Tandem__WorkerReport *report)
     report->queued_tokens = load.tokens;
     report->max_prompt_tokens = e->max_prompt;
     report->running = load.computing;
+    report->guides = e->guides != NULL;
 }
 
 static void on_link(void *user, int32_t link, bool up)
@@ -454,6 +480,7 @@ static void take_prefill(prefill_engine *e, message *m)
         td_counter_add(e->c_repeated, 1); /* it runs once, however often it is asked for */
         td_worker_reply(m->call, TD_OK, "", NULL);
         free(m->packed);
+        td_guide_free(m->guide);
         return;
     }
     if (st == TD_OK && e->draining)
@@ -465,9 +492,15 @@ static void take_prefill(prefill_engine *e, message *m)
         st = job_create(req, m->link, td_model_config_of(e->model)->vocab, e->max_prompt,
                         m->received, &j, &err);
     if (st == TD_OK) {
+        j->generation.guide = m->guide;
+        if (m->guide != NULL) {
+            td_counter_add(e->c_guided, 1);
+            td_histogram_observe_us(e->h_mask, td_guide_mask_us(m->guide));
+        }
         jobs_add(e->jobs, j);
         td_counter_add(e->c_admitted, 1);
     } else {
+        td_guide_free(m->guide);
         td_counter_add(e->c_refused, 1);
     }
     td_worker_reply(m->call, st, st == TD_OK ? "" : err.text, NULL);
@@ -622,6 +655,9 @@ static td_status compute(prefill_engine *e, job *j, int32_t *token, bool *fatal,
     td_status st;
 
     *fatal = false;
+    st = td_generation_mask(&j->generation, err);
+    if (st != TD_OK)
+        return st;
     for (j->from = 0; j->from < j->n_tokens; j->from = j->to) {
         td_prefill_step step;
 

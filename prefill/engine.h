@@ -4,6 +4,7 @@
 #ifndef TANDEM_PREFILL_ENGINE_H
 #define TANDEM_PREFILL_ENGINE_H
 
+#include "common/guide.h"
 #include "common/kv_wire.h"
 #include "common/metrics.h"
 #include "common/model.h"
@@ -13,10 +14,10 @@
 
 typedef struct prefill_engine prefill_engine;
 
-/* model and metrics outlive the engine. */
+/* model, metrics and guides (NULL: no answer can be guided here) outlive the engine. */
 TD_MUST_CHECK td_status prefill_engine_create(const prefill_config *cfg, td_model *model,
-                                              td_metrics *metrics, prefill_engine **out,
-                                              td_error *err);
+                                              td_guides *guides, td_metrics *metrics,
+                                              prefill_engine **out, td_error *err);
 void prefill_engine_free(prefill_engine *e); /* after run; sources closed; NULL is fine */
 
 /* What it sends through: the worker, and one source per rank. Before run. */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/kv_wire.h"
+#include "common/worker_guides.h"
 #include "common/worker_kv.h"
 #include "common/worker_main.h"
 #include "common/worker_watch.h"
@@ -47,6 +48,8 @@ static td_status serve(td_metrics *metrics, td_error *err)
     td_kv_source *sources[TD_KV_MAX_RANKS] = {NULL};
     td_worker *worker = NULL;
     td_watch *watch = NULL;
+    td_guides_loading *loading = NULL;
+    td_guides *guides = NULL;
     td_kv_wire_options wo = {0};
     td_worker_needs needs = {
         .role = TANDEM__ROLE__ROLE_PREFILL, .kv_memory = cfg.kv_memory, .rings = cfg.max_transfers};
@@ -65,9 +68,12 @@ static td_status serve(td_metrics *metrics, td_error *err)
         st = td_watch_start(td_worker_step_timeout_ms(&cfg.worker), &watch, err);
     needs.watch = watch;
     if (st == TD_OK)
-        st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
+        st = td_guides_load(cfg.worker.model, &loading, err);
     if (st == TD_OK)
-        st = prefill_engine_create(&cfg, model, metrics, &e, err);
+        st = td_worker_load_model(&cfg.worker, &needs, &model, &identity, err);
+    guides = td_guides_loaded(loading);
+    if (st == TD_OK)
+        st = prefill_engine_create(&cfg, model, guides, metrics, &e, err);
     if (st == TD_OK)
         st = open_sources(&wo, model, sources, &n_sources, err);
     if (st == TD_OK)
@@ -90,6 +96,7 @@ static td_status serve(td_metrics *metrics, td_error *err)
         prefill_engine_settle(e);
     td_worker_stop(worker);
     prefill_engine_free(e);
+    td_guides_close(guides);
     td_model_close(model);
     td_watch_stop(watch);
     return st;

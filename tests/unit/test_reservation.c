@@ -255,6 +255,7 @@ static void test_reservation_refuses_what_it_could_never_hold(void **state)
 {
     fixture f;
     reservation *r;
+    Tandem__Guide guide = TANDEM__GUIDE__INIT;
     int32_t answer[] = {5, 6};
     td_error err = {0};
 
@@ -284,6 +285,11 @@ static void test_reservation_refuses_what_it_could_never_hold(void **state)
     answer[1] = 6;
     f.m.n_answer = 1;
     assert_int_equal(reservation_open(f.t, &f.m, 0, 0, &r, &err), TD_INVALID);
+    f.s.presence = 0;
+    f.m.guide = &guide; /* nor may one be missing here */
+    assert_int_equal(reservation_open(f.t, &f.m, 0, 0, &r, &err), TD_INVALID);
+    f.m.guide = NULL;
+    f.s.presence = 1;
     f.m.n_answer = 2;
     for (uint64_t i = 1; i <= 8; i++)
         assert_int_equal(open_one(&f, i, 0)->generation.sampling.n_counts, 2);

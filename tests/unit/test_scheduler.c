@@ -197,6 +197,53 @@ static void test_scheduler_counts_the_tokens_of_an_answer(void **state)
     td_generation_free(&r[1].generation);
 }
 
+/* Guided and free rows side by side: each token moves its own guide on, whose mask is there when
+ * the next step is planned; what no guide lets follow ends its own row alone. */
+static void test_scheduler_masks_the_rows_that_are_guided(void **state)
+{
+    td_guides *guides;
+    Tandem__Guide m = TANDEM__GUIDE__INIT;
+    reservation r[3] = {landed(0, 0, 100), landed(1, 7, 100), landed(2, 0, 100)};
+    int32_t channel = -1, bad = -1, tokens[3] = {0, 5, 0};
+    const td_decode_step *p;
+    sched_end ends[BATCH];
+    scheduler *s;
+    td_error err = {0};
+
+    (void)state;
+    assert_int_equal(td_guides_open("tests/data/harmony", 1024, &guides, &err), TD_OK);
+    m.final = true;
+    for (int i = 0; i < 3; i += 2)
+        assert_int_equal(
+            td_generation_open_guide(guides, &m, NULL, 0, &r[i].generation.guide, &err), TD_OK);
+    for (int32_t id = 0; id < 1024; id++) {
+        if (td_guide_mask(r[0].generation.guide)[id / 32] >> id % 32 & 1)
+            channel = id; /* the only one that may begin */
+        else
+            bad = id;
+    }
+    r[0].arrival.first_token = r[2].arrival.first_token = channel;
+    assert_int_equal(scheduler_create(BATCH, &s, NULL), TD_OK);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(scheduler_admit(s, &r[i]), SCHED_GOES_ON);
+    p = scheduler_plan(s);
+    assert_ptr_equal(p->sampling[0].mask, td_guide_mask(r[0].generation.guide));
+    assert_null(p->sampling[1].mask);
+    for (int32_t id = 0; id < 1024; id++)
+        if (p->sampling[0].mask[id / 32] >> id % 32 & 1)
+            tokens[0] = id; /* of "final" or "analysis" */
+    tokens[2] = bad;
+    step(s, tokens, ends);
+    assert_int_equal(ends[0], SCHED_GOES_ON);
+    assert_int_equal(ends[1], SCHED_GOES_ON);
+    assert_int_equal(ends[2], SCHED_FAILED);
+    assert_non_null(strstr(r[2].failed.text, "in a header"));
+    scheduler_free(s);
+    for (int i = 0; i < 3; i++)
+        td_generation_free(&r[i].generation);
+    td_guides_close(guides);
+}
+
 static void test_generation_read_refuses_what_sampling_cannot_take(void **state)
 {
     static const int32_t ids[] = {1, -2};
@@ -239,6 +286,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_stop_and_failure_end_only_their_own_row),
         cmocka_unit_test(test_scheduler_remove_finds_a_request_in_the_batch_or_waiting),
         cmocka_unit_test(test_scheduler_counts_the_tokens_of_an_answer),
+        cmocka_unit_test(test_scheduler_masks_the_rows_that_are_guided),
         cmocka_unit_test(test_generation_read_refuses_what_sampling_cannot_take),
     };
 

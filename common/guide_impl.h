@@ -1,0 +1,92 @@
+/* The inside of guides: guide_vocab.c (tokens), guide_plan.c (what a request allows), guide.c (a
+ * place in an answer). */
+#ifndef TANDEM_COMMON_GUIDE_IMPL_H
+#define TANDEM_COMMON_GUIDE_IMPL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "common/grammar.h"
+#include "common/guide.h"
+#include "common/vocab.h"
+
+/* Headers are strings of these: bytes, and the control tokens. */
+typedef uint16_t guide_symbol;
+
+enum {
+    GUIDE_START = 256,
+    GUIDE_CHANNEL,
+    GUIDE_CONSTRAIN,
+    GUIDE_MESSAGE,
+    GUIDE_END,
+    GUIDE_CALL,
+    GUIDE_RETURN,
+    GUIDE_SYMBOLS
+};
+
+/* What a header leads to; not negative: a call of the function with that number. */
+enum { GUIDE_TO_ANALYSIS = -1, GUIDE_TO_PREAMBLE = -2, GUIDE_TO_FINAL = -3 };
+
+typedef struct guide_header {
+    const guide_symbol *symbols;
+    uint32_t n;
+    int32_t to;
+} guide_header;
+
+/* Headers in the order of their symbols; none is the beginning of another. */
+typedef struct guide_headers {
+    guide_header *list;
+    uint32_t n;
+} guide_headers;
+
+/* What one kind of request allows; immutable, shared by its guides. */
+typedef struct guide_plan {
+    guide_symbol *symbols; /* of all headers */
+    guide_headers all;
+    guide_headers after_analysis; /* without another analysis */
+    bool begun, json;
+    td_grammar *final;  /* NULL: any object where json, else free */
+    td_grammar *object; /* any JSON object: functions without a schema */
+    td_grammar **schemas;
+    int32_t n_functions; /* entries of schemas; NULL: object */
+
+    uint8_t *key; /* the request's message, packed */
+    size_t n_key;
+    uint64_t hash;
+    uint64_t used; /* when, for the cache */
+    int refs;      /* td_guides.lock */
+} guide_plan;
+
+enum {
+    GUIDE_CACHE = 64,
+    GUIDE_CACHE_KEY_BYTES = 64 << 10,
+    /* The most that masks may be computed ahead: at start, and for a grammar that is new. */
+    GUIDE_PREPARE_ALL_US = 2000000,
+    GUIDE_PREPARE_US = 20000,
+};
+
+struct td_guides {
+    vocab v;
+    int32_t n_ids;  /* rows of the model */
+    size_t n_words; /* of a mask */
+    int32_t control[GUIDE_SYMBOLS - GUIDE_START];
+    td_token_set *set;
+    uint32_t *text_end, *text_return; /* masks of free text */
+
+    pthread_mutex_t lock;
+    guide_plan *cache[GUIDE_CACHE];
+    uint64_t clock;
+};
+
+static inline void guide_allow(uint32_t *mask, int32_t token)
+{
+    mask[token / 32] |= UINT32_C(1) << token % 32;
+}
+
+/* A plan with one reference, from the cache or made now. */
+TD_MUST_CHECK td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, guide_plan **out,
+                                       td_error *err);
+void guide_plan_put(td_guides *g, guide_plan *p);
+void guide_plan_free(guide_plan *p);
+
+#endif
