@@ -79,6 +79,7 @@ typedef struct chat_tool {
     td_slice description; /* absent or empty: no comment line */
     cJSON *parameters;    /* JSON schema, keys in the client's order; NULL: takes no arguments */
     bool strict;          /* of use to a grammar only; the prompt does not change */
+    td_slice param;       /* what the client calls the schema, for errors */
 } chat_tool;
 
 typedef struct chat {
@@ -93,7 +94,9 @@ typedef struct chat {
 
     chat_format format;
     td_slice format_name, format_description; /* CHAT_FORMAT_JSON_SCHEMA only */
-    cJSON *format_schema;                     /* likewise; NULL: any JSON */
+    cJSON *format_schema;                     /* likewise; NULL: any JSON object */
+    bool format_loose;                        /* likewise: only shown, not held to */
+    td_slice format_param;                    /* what the client calls the schema, for errors */
 
     td_slice date;     /* "2025-06-28"; absent or empty: no date line */
     td_slice identity; /* first line of the system message; set by chat_init() */

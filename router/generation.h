@@ -38,6 +38,8 @@ typedef struct generation {
 
     uint32_t n; /* answers to this one question, 1 .. GENERATION_MAX_CHOICES; default 1 */
 
+    struct guided *guide; /* what the answer is held to, once generation_guide() has made it */
+
     bool stream; /* how the answer goes out; of no interest to the request itself */
     bool include_usage;
 } generation;
@@ -49,7 +51,12 @@ void generation_free(generation *g); /* NULL is fine */
  * known yet, any will do). TD_NOTFOUND. */
 TD_MUST_CHECK td_status generation_check_model(td_slice wanted, const char *served, td_error *err);
 
-/* Append the prompt to *out; on failure *out is as it was. Thread-safe. As harmony_render(). */
+/* Make g->guide of the chat's tools, tool_choice and format, or leave it NULL where the answer is
+ * free. TD_INVALID: fields that cannot be together with it. TD_NOMEM. */
+TD_MUST_CHECK td_status generation_guide(generation *g, td_error *err);
+
+/* Append the prompt to *out; on failure *out is as it was. Thread-safe. As harmony_render(); also
+ * TD_INVALID for a schema of the guide that cannot be enforced. */
 TD_MUST_CHECK td_status generation_render(const generation *g, const harmony *h, td_tokens *out,
                                           td_error *err);
 

@@ -354,28 +354,13 @@ static td_status render_all(const harmony *h, const chat *c, int32_t last_final_
 
 td_status harmony_prime(const harmony *h, const chat *c, td_tokens *out, td_error *err)
 {
-    harmony_message m = {.channel = TD_SLICE("commentary"), .content_type = call_type(h)};
-    td_slice only = c->n_tools == 1 ? c->tools[0].name : (td_slice){NULL, 0};
-    td_buf to = {0};
+    const harmony_message m = {.channel = TD_SLICE("final")};
     td_status st;
 
-    if (c->continue_final) {
-        m = (harmony_message){.channel = TD_SLICE("final")};
-    } else if (c->tool_choice == CHAT_TOOL_REQUIRED && only.len == 0) {
-        /* The name is the model's to choose; which of the tools, nothing here can force. */
-        return add_text(h, TD_SLICE(" to=functions"), out, err);
-    } else if (c->tool_choice == CHAT_TOOL_REQUIRED || c->tool_choice == CHAT_TOOL_NAMED) {
-        td_slice name = chat_bare_name(only.len > 0 ? only : c->tool_choice_name);
-
-        td_buf_str(&to, "functions.");
-        td_buf_add(&to, name.ptr, name.len);
-        m.recipient = (td_slice){to.ptr, to.len};
-    } else {
+    if (!c->continue_final)
         return TD_OK;
-    }
     st = add_header(h, &m, out, err);
     td_tokens_push(out, harmony_ids_of(h)->message);
-    td_buf_free(&to);
     return st;
 }
 

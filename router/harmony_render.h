@@ -70,9 +70,8 @@ TD_MUST_CHECK td_status harmony_render_training(const harmony *h, const chat *c,
                                                 td_error *err);
 
 /* The tokens after <|start|>assistant with which the prompt fixes how the answer begins, so that
- * a parser can be put into the same state (harmony_parser_create() does): usually none; the header
- * of a call for a named tool_choice, ` to=functions` for a required one; the header of a final
- * answer under continue_final. Appends to *out. */
+ * a parser can be put into the same state (harmony_parser_create() does): none, or the header of a
+ * final answer under continue_final. Appends to *out. */
 TD_MUST_CHECK td_status harmony_prime(const harmony *h, const chat *c, td_tokens *out,
                                       td_error *err);
 

@@ -168,25 +168,6 @@ td_status openai_take_effort(const cJSON *v, const char *path, chat_effort *out,
     return td_fail_param(err, path, "%s must be \"low\", \"medium\" or \"high\"", path);
 }
 
-static td_status take_format(const cJSON *root, td_error *err)
-{
-    const cJSON *v = openai_field(root, "response_format"), *type;
-
-    if (v == NULL)
-        return TD_OK;
-    type = cJSON_IsObject(v) ? openai_field(v, "type") : NULL;
-    if (!cJSON_IsString(type))
-        return td_fail_param(err, "response_format",
-                             "response_format must be an object with a type");
-    if (strcmp(type->valuestring, "text") != 0)
-        return td_fail_param(
-            err, "response_format.type",
-            "response_format \"%.40s\" is not supported: output is not yet held to "
-            "a schema, so it is refused rather than promised",
-            type->valuestring);
-    return TD_OK;
-}
-
 /* A token's id as a member's name: digits without a leading 0, so that no id has two names. -1: it
  * is none, or not in the vocabulary. */
 static int32_t token_id(const char *name, int32_t vocab)
@@ -374,7 +355,8 @@ td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d
         st = openai_take_effort(openai_field(root, "reasoning_effort"), "reasoning_effort",
                                 &g->chat.effort, err);
     if (st == TD_OK)
-        st = take_format(root, err);
+        st = openai_take_format(cJSON_GetObjectItemCaseSensitive(root, "response_format"),
+                                "response_format", "json_schema", &g->chat, err);
     if (st == TD_OK)
         st = openai_take_common(root, d, g, err);
     if (st == TD_OK)

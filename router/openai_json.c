@@ -288,6 +288,81 @@ td_status openai_take_messages(const cJSON *root, chat *c, td_error *err)
     return TD_OK;
 }
 
+/* ---- the form of the answer ---- */
+
+static bool format_name_ok(td_slice name)
+{
+    for (size_t i = 0; i < name.len; i++) {
+        char ch = name.ptr[i];
+
+        if (!((ch >= 'a' && ch <= 'z') || (ch >= 'A' && ch <= 'Z') || (ch >= '0' && ch <= '9') ||
+              ch == '_' || ch == '-'))
+            return false;
+    }
+    return name.len > 0 && name.len <= 64;
+}
+
+static td_status take_json_schema(cJSON *spec, const char *where, chat *c, td_error *err)
+{
+    cJSON *schema = cJSON_GetObjectItemCaseSensitive(spec, "schema");
+    char field[96];
+    bool strict = true; /* what is not said to be loose is held to */
+    td_status st = openai_take_string(spec, "name", where, true, c, &c->format_name, err);
+
+    snprintf(field, sizeof field, "%s.name", where);
+    if (st == TD_OK && !format_name_ok(c->format_name))
+        st = td_fail_param(err, field, "%s must be 1 to 64 of a-z, A-Z, 0-9, _ and -", field);
+    if (st == TD_OK)
+        st = openai_take_string(spec, "description", where, false, c, &c->format_description, err);
+    snprintf(field, sizeof field, "%s.strict", where);
+    if (st == TD_OK)
+        st = openai_take_bool(openai_field(spec, "strict"), field, &strict, err);
+    if (st != TD_OK)
+        return st;
+    c->format = CHAT_FORMAT_JSON_SCHEMA;
+    c->format_loose = !strict;
+    snprintf(field, sizeof field, "%s.schema", where);
+    c->format_param = chat_str(c, field);
+    if (schema == NULL || cJSON_IsNull(schema))
+        return TD_OK;
+    if (!cJSON_IsObject(schema))
+        return td_fail_param(err, field, "%s must be a JSON schema, an object, not %s", field,
+                             openai_type_name(schema));
+    chat_set_format_schema(c, cJSON_DetachItemViaPointer(spec, schema));
+    return TD_OK;
+}
+
+td_status openai_take_format(cJSON *format, const char *where, const char *inside, chat *c,
+                             td_error *err)
+{
+    const cJSON *type;
+    cJSON *spec = format;
+    char field[96];
+
+    if (format == NULL || cJSON_IsNull(format))
+        return TD_OK;
+    type = cJSON_IsObject(format) ? openai_field(format, "type") : NULL;
+    if (!cJSON_IsString(type))
+        return td_fail_param(err, where, "%s must be an object with a type", where);
+    if (strcmp(type->valuestring, "text") == 0)
+        return TD_OK;
+    if (strcmp(type->valuestring, "json_object") == 0) {
+        c->format = CHAT_FORMAT_JSON_OBJECT;
+        return TD_OK;
+    }
+    snprintf(field, sizeof field, "%s.type", where);
+    if (strcmp(type->valuestring, "json_schema") != 0)
+        return td_fail_param(err, field, "%s \"%.40s\" is none of text, json_object, json_schema",
+                             field, type->valuestring);
+    if (inside == NULL)
+        return take_json_schema(spec, where, c, err);
+    snprintf(field, sizeof field, "%s.%s", where, inside);
+    spec = cJSON_GetObjectItemCaseSensitive(format, inside);
+    if (!cJSON_IsObject(spec))
+        return td_fail_param(err, field, "%s must be an object", field);
+    return take_json_schema(spec, field, c, err);
+}
+
 /* ---- tools ---- */
 
 td_status openai_take_function(cJSON *function, const char *where, chat *c, td_error *err)
@@ -307,13 +382,12 @@ td_status openai_take_function(cJSON *function, const char *where, chat *c, td_e
     if (strict != NULL && !cJSON_IsBool(strict))
         return td_fail_param(err, field, "%s must be true or false, not %s", field,
                              openai_type_name(strict));
-    if (cJSON_IsTrue(strict))
-        return td_fail_param(
-            err, field, "%s is not supported: arguments are not yet held to the schema", field);
+    out->strict = cJSON_IsTrue(strict);
     params = cJSON_GetObjectItemCaseSensitive(function, "parameters");
     if (params == NULL || cJSON_IsNull(params))
         return TD_OK;
     snprintf(field, sizeof field, "%s.parameters", where);
+    out->param = chat_str(c, field);
     if (!cJSON_IsObject(params))
         return td_fail_param(err, field, "%s must be a JSON schema, an object, not %s", field,
                              openai_type_name(params));

@@ -35,6 +35,12 @@ TD_MUST_CHECK td_status openai_take_string(const cJSON *o, const char *name, con
 TD_MUST_CHECK td_status openai_take_function(cJSON *function, const char *where, chat *c,
                                              td_error *err);
 
+/* What the answer is to be: an object with a type, text, json_object or json_schema, that errors
+ * call `where`. The schema's name, description, strict and the schema itself (moved out of the
+ * tree) are in its member `inside`, or in the object itself where that is NULL. */
+TD_MUST_CHECK td_status openai_take_format(cJSON *format, const char *where, const char *inside,
+                                           chat *c, td_error *err);
+
 TD_MUST_CHECK td_status openai_take_messages(const cJSON *root, chat *c, td_error *err);
 TD_MUST_CHECK td_status openai_take_tools(cJSON *root, chat *c, td_error *err);
 

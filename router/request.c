@@ -385,6 +385,8 @@ td_status request_submit_choices(router *r, generation *g, const char *label, co
 
     *retry_s = 0;
     st = door_open(r, n, retry_s, err);
+    if (st == TD_OK)
+        st = generation_guide(g, err);
     if (st != TD_OK) {
         generation_free(g);
         generation_init(g);

@@ -12,6 +12,7 @@
 #include <utlist.h>
 
 #include "common/kv_layout.h"
+#include "router/guided.h"
 #include "router/placement.h"
 
 static uint32_t smaller(uint32_t a, uint32_t b)
@@ -84,6 +85,7 @@ td_status request_step_place(request *q, td_error *err)
     uint32_t done = (uint32_t)q->out.len;
     placement_need need = {.prompt_tokens = (uint32_t)q->prompt.len + done,
                            .max_backlog = r->cfg->prefill_backlog,
+                           .guides = q->g.guide != NULL,
                            .avoid_decode = q->avoid_decode,
                            .avoid_prefill = q->avoid_prefill};
     placement p;
@@ -179,6 +181,12 @@ static void fill_sampling(const request *q, wire_sampling *s)
     s->pb.top_logprobs = q->g.top_logprobs;
 }
 
+/* Packed only. */
+static Tandem__Guide *guide_of(const request *q)
+{
+    return q->g.guide != NULL ? (Tandem__Guide *)(uintptr_t)guided_message(q->g.guide) : NULL;
+}
+
 static void on_reserved(void *arg, td_status st, bool answered, const Tandem__WorkerReply *reply,
                         const td_error *err)
 {
@@ -227,7 +235,9 @@ td_status request_step_reserve(request *q, td_error *err)
     m.stop_ids = q->g.ignore_eos ? NULL : q->r->stop_ids;
     m.n_stop_ids = q->g.ignore_eos ? 0 : q->r->n_stop_ids;
     m.lease_ms = (uint32_t)q->r->cfg->lease_ms;
-    if (q->g.presence != 0 || q->g.frequency != 0) { /* prefill finds them in its tokens */
+    m.guide = guide_of(q);
+    if (m.guide != NULL || q->g.presence != 0 ||
+        q->g.frequency != 0) { /* prefill finds them in its tokens */
         m.answer = q->out.ptr;
         m.n_answer = q->out.len;
     }
@@ -290,6 +300,7 @@ td_status request_step_prefill(request *q, td_error *err)
     m.sampling = &s.pb;
     m.stop_ids = q->g.ignore_eos ? NULL : q->r->stop_ids;
     m.n_stop_ids = q->g.ignore_eos ? 0 : q->r->n_stop_ids;
+    m.guide = guide_of(q);
     m.destination = d;
     q->prefill_sent = true;
     q->call = workers_prefill(q->r->workers, q->prefill, q->prefill_incarnation, &m,

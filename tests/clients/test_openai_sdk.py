@@ -12,8 +12,10 @@ import os
 import sys
 import time
 import traceback
+from typing import Literal
 
 import openai
+from pydantic import BaseModel, ConfigDict
 
 from service import Service
 
@@ -255,6 +257,79 @@ def test_sdk_tools_stream(c):
         final = stream.get_final_completion()
     function = final.choices[0].message.tool_calls[0].function
     same((function.name, json.loads(function.arguments)), ("get_weather", {"location": "Oslo"}))
+
+
+# ---- structured output ----
+
+
+class City(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    country: Literal["Peru", "Norway"]
+    millions: int
+
+
+class Lookup(BaseModel):
+    """Look something up."""
+
+    key: Literal["north", "south"]
+    depth: int
+
+
+def test_sdk_parse(c):
+    def ask(**more):
+        return c.client.chat.completions.parse(
+            model=MODEL, messages=[{"role": "user", "content": "Capital of Peru?"}],
+            response_format=City, max_tokens=400, **more)
+
+    ended = 0
+    for seed in range(4):
+        try:
+            choice = ask(temperature=1, seed=seed).choices[0]
+        except openai.LengthFinishReasonError:
+            continue  # a model of this size may talk without end inside a string
+        same((choice.finish_reason, choice.message.tool_calls), ("stop", None))
+        assert isinstance(choice.message.parsed, City), choice.message
+        same(json.loads(choice.message.content), choice.message.parsed.model_dump())
+        ended += 1
+    assert ended, "no answer came to its end"
+    with c.client.chat.completions.stream(
+            model=MODEL, messages=[{"role": "user", "content": "Capital of Peru?"}], temperature=0,
+            response_format=City, max_tokens=400) as stream:
+        for _ in stream:
+            pass
+        try:
+            assert isinstance(stream.get_final_completion().choices[0].message.parsed, City)
+        except openai.LengthFinishReasonError:
+            pass
+
+
+def test_sdk_strict_tools(c):
+    tool = openai.pydantic_function_tool(Lookup)
+    same(tool["function"]["strict"], True)
+    for choice in ("required", {"type": "function", "function": {"name": "Lookup"}}):
+        for seed in range(3):
+            answer = c.client.chat.completions.parse(
+                model=MODEL, messages=SUM, tools=[tool], tool_choice=choice, temperature=1,
+                seed=seed, max_tokens=400).choices[0]
+            same((answer.finish_reason, answer.message.content), ("tool_calls", None))
+            call, = answer.message.tool_calls
+            same(call.function.name, "Lookup")
+            assert isinstance(call.function.parsed_arguments, Lookup), call
+    none = c.chat(WEATHER, tools=TOOLS, tool_choice="none")
+    same(none.choices[0].message.tool_calls, None)
+
+
+def test_sdk_schema_errors(c):
+    def ask():
+        c.chat(response_format={"type": "json_schema", "json_schema": {
+            "name": "a", "schema": {"type": "object", "properties": {"p": {"not": {}}}}}})
+
+    refused(openai.BadRequestError, ask, param="response_format.json_schema.schema", code=None,
+            says=["not", "#/properties/p"])
+    answer = c.chat(response_format={"type": "json_schema", "json_schema": {
+        "name": "a", "strict": False, "schema": {"type": "object", "not": {}}}})
+    same(answer.choices[0].finish_reason, "stop")
 
 
 # ---- refusals ----

@@ -86,8 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     chat_init(&c);
     for (int i = 0; i < (data[0] & 3); i++)
         chat_add_tool(&c)->name = chat_str(&c, names[i]);
-    if (c.n_tools > 0 && (data[0] & 32) != 0)
-        c.tool_choice = CHAT_TOOL_REQUIRED;
+    c.continue_final = (data[0] & 32) != 0;
     ids = ids_of(h, data + 1, size - 1, (data[0] & 16) != 0);
     record_run(&r, h, &c, ids.ptr, ids.len, (harmony_end)(data[0] >> 2 & 3));
     check(&r, ids.len);

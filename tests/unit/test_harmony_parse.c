@@ -382,12 +382,6 @@ static void expect_events(const char *body, const char *completion, const char *
 static void test_a_primed_parser_begins_where_the_prompt_ends(void **state)
 {
     (void)state;
-    expect_events(TOOLS(FN("calc")) "\"tool_choice\":{\"function\":{\"name\":\"calc\"}}}",
-                  "{}<|call|>", "B0:calc\nA0:{}\nE:T1\n");
-    expect_events(TOOLS(FN("calc")) "\"tool_choice\":\"required\"}", "<|call|>",
-                  "B0:calc\nA0:{}\nE:T1\n");
-    expect_events(TOOLS(FN("calc") "," FN("add")) "\"tool_choice\":\"required\"}",
-                  ".add<|channel|>commentary json<|message|>{}<|call|>", "B0:add\nA0:{}\nE:T1\n");
     expect_events("{\"continue_final\":true}", "x<|return|>", "C:x\nE:C1\n");
     expect_events("{\"continue_final\":true}", "", "E:C1\n");
 }

@@ -323,18 +323,12 @@ static void test_tool_choice_shapes_the_prompt(void **state)
 
     (void)state;
     expect_turns(NULL, WITH_TOOLS(TOOL("f"), "\"tool_choice\":\"none\","), U("a") PRIME);
+    /* What must be called is not the prompt's to fix: the model thinks first. */
     chat_of(&c, WITH_TOOLS(TOOL("f") "," TOOL("functions.g"),
                            "\"tool_choice\":{\"function\":{\"name\":\"g\"}},"));
     prompt = prompt_of(fixture_harmony(), &c);
     assert_non_null(strstr(prompt, "type g = () => any;\n"));
-    assert_string_equal(strstr(prompt, U("a")),
-                        U("a") PRIME " to=functions.g<|channel|>commentary <|constrain|>json"
-                                     "<|message|>");
-    free(prompt);
-    chat_free(&c);
-    chat_of(&c, WITH_TOOLS(TOOL("f") "," TOOL("g"), "\"tool_choice\":\"required\","));
-    prompt = prompt_of(fixture_harmony(), &c);
-    assert_string_equal(strstr(prompt, U("a")), U("a") PRIME " to=functions");
+    assert_string_equal(strstr(prompt, U("a")), U("a") PRIME);
     free(prompt);
     chat_free(&c);
 }

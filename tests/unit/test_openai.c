@@ -10,6 +10,7 @@
 #include "common/buf.h"
 #include "router/openai.h"
 
+#define FORMAT(spec) "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":" spec "}"
 #define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
 
 /* The body is copied to a block of its own size, so that a sanitizer sees a read past its NUL. */
@@ -287,6 +288,38 @@ static void test_tools(void **state)
     generation_free(&g);
 }
 
+static void test_response_formats(void **state)
+{
+    generation g;
+
+    (void)state;
+    parse_with("\"response_format\":{\"type\":\"json_object\"}", &g);
+    assert_int_equal(g.chat.format, CHAT_FORMAT_JSON_OBJECT);
+    generation_free(&g);
+    parse_with("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a-b\","
+               "\"description\":\"does\",\"schema\":{\"type\":\"object\"},\"strict\":true}}",
+               &g);
+    assert_int_equal(g.chat.format, CHAT_FORMAT_JSON_SCHEMA);
+    assert_text(g.chat.format_name, "a-b");
+    assert_text(g.chat.format_description, "does");
+    assert_text(g.chat.format_param, "response_format.json_schema.schema");
+    assert_true(cJSON_IsObject(g.chat.format_schema));
+    assert_false(g.chat.format_loose);
+    generation_free(&g);
+    parse_with("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\","
+               "\"schema\":null,\"strict\":false}}",
+               &g);
+    assert_null(g.chat.format_schema);
+    assert_true(g.chat.format_loose);
+    generation_free(&g);
+    parse_with("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,"
+               "\"parameters\":{\"type\":\"object\"}}}]",
+               &g);
+    assert_true(g.chat.tools[0].strict);
+    assert_text(g.chat.tools[0].param, "tools[0].function.parameters");
+    generation_free(&g);
+}
+
 /* ---- mistakes ---- */
 
 static void check_bad(const char *body, size_t n, const char *param, const char *says)
@@ -344,6 +377,15 @@ static void test_bad_members(void **state)
         {"\"reasoning_effort\":1", "reasoning_effort", "low"},
         {"\"response_format\":\"text\"", "response_format", "object"},
         {"\"response_format\":{\"type\":\"xml\"}", "response_format.type", "xml"},
+        {"\"response_format\":{\"type\":\"json_schema\"}", "response_format.json_schema", "object"},
+        {FORMAT("{}"), "response_format.json_schema.name", "missing"},
+        {FORMAT("{\"name\":\"\"}"), "response_format.json_schema.name", "1 to 64"},
+        {FORMAT("{\"name\":\"a b\"}"), "response_format.json_schema.name", "1 to 64"},
+        {FORMAT("{\"name\":\"a\",\"strict\":1}"), "response_format.json_schema.strict", "a number"},
+        {FORMAT("{\"name\":\"a\",\"schema\":[]}"), "response_format.json_schema.schema",
+         "an array"},
+        {FORMAT("{\"name\":\"a\",\"description\":1}"), "response_format.json_schema.description",
+         "a number"},
         {"\"n\":2", "n", "at most 1 answer is"},
         {"\"n\":0", "n", "between 1"},
         {"\"frequency_penalty\":2.5", "frequency_penalty", "between -2"},
@@ -617,6 +659,7 @@ int main(void)
         cmocka_unit_test(test_seeds_exactly),
         cmocka_unit_test(test_messages),
         cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_response_formats),
         cmocka_unit_test(test_bad_members),
         cmocka_unit_test(test_bad_messages),
         cmocka_unit_test(test_bad_json),
