@@ -147,6 +147,30 @@ static void test_prefill_device_fails_in_mid_prompt(cluster *c)
     ask_free(&hit);
 }
 
+/* Steps launched kernel by kernel say what graphs say. */
+static void test_steps_without_graphs(cluster *c)
+{
+    process *d;
+    ask with, without;
+
+    if (strstr(cluster_worker_options(), "cuda") == NULL)
+        skip(); /* the CPU has none */
+    cluster_router(c, "");
+    cluster_prefill(c, "");
+    d = cluster_decode(c, "");
+    cluster_ready(c);
+    ask_whole(&with, cluster_port(c), &story);
+    assert_false(process_logged(d, "graphs_mib=0"));
+    process_stop(d, EXIT_DEADLINE_MS);
+    d = cluster_decode(c, "--no-cuda-graphs");
+    cluster_ready(c);
+    ask_whole(&without, cluster_port(c), &story);
+    assert_true(process_logged(d, "graphs_mib=0"));
+    ask_assert_same(&with, &without);
+    ask_free(&with);
+    ask_free(&without);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -159,6 +183,7 @@ int main(void)
         E2E_TEST(test_last_prefill_device_fails),
         E2E_TEST(test_last_prefill_device_hangs),
         E2E_TEST(test_prefill_device_fails_in_mid_prompt),
+        E2E_TEST(test_steps_without_graphs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
