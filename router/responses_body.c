@@ -1,334 +1,11 @@
 #include "router/responses_body.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "router/harmony_tools.h"
 #include "router/openai_json.h"
+#include "router/responses_fields.h"
 #include "router/responses_input.h"
-
-enum { MAX_METADATA = 16, MAX_METADATA_KEY = 64, MAX_METADATA_VALUE = 512 };
-
-static bool is_word(const cJSON *v, const char *word)
-{
-    return cJSON_IsString(v) && strcmp(v->valuestring, word) == 0;
-}
-
-/* One of the words of a list that ends with NULL. */
-static bool is_one_of(const cJSON *v, const char *const *words)
-{
-    for (; cJSON_IsString(v) && *words != NULL; words++)
-        if (strcmp(v->valuestring, *words) == 0)
-            return true;
-    return false;
-}
-
-/* ---- what is not done ---- */
-
-/* Fields of which only the value that asks for what happens anyway is taken. */
-static td_status refuse_unsupported(const cJSON *root, td_error *err)
-{
-    enum { NEVER, IS_FALSE, IS_DISABLED };
-    static const struct {
-        const char *name;
-        int only;
-        const char *why;
-    } fields[] = {
-        {"background", IS_FALSE, "an answer lives as long as its connection"},
-        {"truncation", IS_DISABLED, "a conversation that is too long is refused, not cut"},
-        {"conversation", NEVER, "send the items, or previous_response_id"},
-        {"context_management", NEVER, "conversations are not compacted"},
-        {"prompt", NEVER, "there are no stored prompts"},
-        {"moderation", NEVER, "nothing is moderated here"},
-        {"n", NEVER, "one answer a request"},
-        {"messages", NEVER, "this endpoint takes input; /v1/chat/completions takes messages"},
-        {"max_tokens", NEVER, "it is max_output_tokens here"},
-        {"max_completion_tokens", NEVER, "it is max_output_tokens here"},
-        {"response_format", NEVER, "it is text.format here"},
-        {"reasoning_effort", NEVER, "it is reasoning.effort here"},
-        {"logprobs", NEVER, "it is include: [\"message.output_text.logprobs\"] here"},
-    };
-
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const cJSON *v = openai_field(root, fields[i].name);
-
-        if (v == NULL || (fields[i].only == IS_FALSE && cJSON_IsFalse(v)) ||
-            (fields[i].only == IS_DISABLED && is_word(v, "disabled")))
-            continue;
-        return td_fail_param(err, fields[i].name, "%s is not supported: %s", fields[i].name,
-                             fields[i].why);
-    }
-    return TD_OK;
-}
-
-/* ---- the fields, each with its member of the echo ---- */
-
-static void echo_text(td_buf *b, const char *name, td_slice text)
-{
-    td_buf_fmt(b, ",\"%s\":", name);
-    if (text.ptr == NULL) {
-        td_buf_str(b, "null");
-        return;
-    }
-    td_buf_byte(b, '"');
-    td_buf_json(b, text.ptr, text.len);
-    td_buf_byte(b, '"');
-}
-
-/* A text that is only repeated in the answer. */
-static td_status take_label(const cJSON *root, const char *name, td_buf *echo, td_error *err)
-{
-    const cJSON *v = openai_field(root, name);
-
-    if (v != NULL && !cJSON_IsString(v))
-        return td_fail_param(err, name, "%s must be a string, not %s", name, openai_type_name(v));
-    echo_text(echo, name, v != NULL ? td_slice_of(v->valuestring) : (td_slice){NULL, 0});
-    return TD_OK;
-}
-
-static td_status take_instructions(const cJSON *root, responses_request *q, td_error *err)
-{
-    const cJSON *v = openai_field(root, "instructions");
-    td_slice text = {NULL, 0};
-
-    if (v != NULL && !cJSON_IsString(v))
-        return td_fail_param(err, "instructions", "instructions must be a string, not %s",
-                             openai_type_name(v));
-    if (v != NULL)
-        text = chat_str(&q->g.chat, v->valuestring);
-    if (text.len > 0)
-        chat_add_message(&q->g.chat, CHAT_DEVELOPER)->content = text;
-    echo_text(&q->echo, "instructions", text);
-    return TD_OK;
-}
-
-static td_status take_metadata(const cJSON *root, td_buf *echo, td_error *err)
-{
-    const cJSON *o = openai_field(root, "metadata"), *v;
-
-    td_buf_str(echo, ",\"metadata\":");
-    if (o == NULL) {
-        td_buf_str(echo, "{}");
-        return TD_OK;
-    }
-    if (!cJSON_IsObject(o))
-        return td_fail_param(err, "metadata", "metadata must be an object, not %s",
-                             openai_type_name(o));
-    if (cJSON_GetArraySize(o) > MAX_METADATA)
-        return td_fail_param(err, "metadata", "metadata may have at most %d members", MAX_METADATA);
-    cJSON_ArrayForEach(v, o)
-    {
-        if (!cJSON_IsString(v) || strlen(v->string) > MAX_METADATA_KEY ||
-            strlen(v->valuestring) > MAX_METADATA_VALUE)
-            return td_fail_param(err, "metadata",
-                                 "metadata[\"%.*s\"]: names have at most %d bytes, values are "
-                                 "strings of at most %d",
-                                 chat_shown(td_slice_of(v->string)), v->string, MAX_METADATA_KEY,
-                                 MAX_METADATA_VALUE);
-    }
-    harmony_json_compact(echo, o);
-    return TD_OK;
-}
-
-static td_status take_limits(const cJSON *root, responses_request *q, td_error *err)
-{
-    int64_t tokens = 0, calls = 0;
-    td_status st = openai_take_integer(root, "max_output_tokens", 1, 4294967295.0, &tokens, err);
-
-    if (st == TD_OK) /* it bounds calls of tools that run here, of which there are none */
-        st = openai_take_integer(root, "max_tool_calls", 0, 4294967295.0, &calls, err);
-    if (st != TD_OK)
-        return st;
-    q->g.max_tokens = (uint32_t)tokens;
-    if (tokens > 0)
-        td_buf_fmt(&q->echo, ",\"max_output_tokens\":%lld", (long long)tokens);
-    else
-        td_buf_str(&q->echo, ",\"max_output_tokens\":null");
-    if (openai_field(root, "max_tool_calls") != NULL)
-        td_buf_fmt(&q->echo, ",\"max_tool_calls\":%lld", (long long)calls);
-    else
-        td_buf_str(&q->echo, ",\"max_tool_calls\":null");
-    return TD_OK;
-}
-
-/* Values were checked by openai_take_common(). */
-static void echo_number(const cJSON *root, const char *name, const char *otherwise, td_buf *echo)
-{
-    const cJSON *v = openai_field(root, name);
-
-    td_buf_fmt(echo, ",\"%s\":", name);
-    if (v != NULL)
-        harmony_json_compact(echo, v);
-    else
-        td_buf_str(echo, otherwise);
-}
-
-static td_status take_reasoning(const cJSON *root, responses_request *q, td_error *err)
-{
-    static const char *const efforts[] = {"low", "medium", "high"};
-    static const char *const summaries[] = {"auto", "concise", "detailed", "none", NULL};
-    const cJSON *o = openai_field(root, "reasoning"), *summary;
-    td_status st;
-
-    if (o != NULL && !cJSON_IsObject(o))
-        return td_fail_param(err, "reasoning", "reasoning must be an object, not %s",
-                             openai_type_name(o));
-    st = openai_take_effort(openai_field(o, "effort"), "reasoning.effort", &q->g.chat.effort, err);
-    if (st != TD_OK)
-        return st;
-    /* Nothing is hidden that a summary would have to stand for: the reasoning itself is sent. */
-    summary = openai_field(o, "summary");
-    if (summary != NULL && !is_one_of(summary, summaries))
-        return td_fail_param(err, "reasoning.summary",
-                             "reasoning.summary must be auto, concise or detailed");
-    td_buf_fmt(&q->echo, ",\"reasoning\":{\"effort\":\"%s\",\"summary\":null}",
-               efforts[q->g.chat.effort]);
-    return TD_OK;
-}
-
-static td_status take_text(const cJSON *root, responses_request *q, td_error *err)
-{
-    static const char *const words[] = {"low", "medium", "high", NULL};
-    const cJSON *o = openai_field(root, "text"), *format, *type, *verbosity;
-
-    if (o != NULL && !cJSON_IsObject(o))
-        return td_fail_param(err, "text", "text must be an object, not %s", openai_type_name(o));
-    verbosity = openai_field(o, "verbosity");
-    if (verbosity != NULL && !is_one_of(verbosity, words))
-        return td_fail_param(err, "text.verbosity", "text.verbosity must be low, medium or high");
-    format = openai_field(o, "format");
-    type = cJSON_IsObject(format) ? openai_field(format, "type") : NULL;
-    if (format != NULL && !cJSON_IsString(type))
-        return td_fail_param(err, "text.format", "text.format must be an object with a type");
-    if (format != NULL && !is_word(type, "text"))
-        return td_fail_param(err, "text.format.type",
-                             "text.format \"%.40s\" is not supported: output is not yet held to a "
-                             "schema, so it is refused rather than promised",
-                             type->valuestring);
-    /* Models of this family know no verbosity; what they do is the middle one. */
-    td_buf_str(&q->echo, ",\"text\":{\"format\":{\"type\":\"text\"},\"verbosity\":\"medium\"}");
-    return TD_OK;
-}
-
-/* What may be asked for beside the answer. All but the log-probabilities concern tools that do not
- * run here, and reasoning that is not encrypted: nothing is missing from the answer without them.
- */
-static td_status take_include(const cJSON *root, responses_request *q, td_error *err)
-{
-    static const char *const words[] = {"file_search_call.results",
-                                        "web_search_call.results",
-                                        "web_search_call.action.sources",
-                                        "message.input_image.image_url",
-                                        "computer_call_output.output.image_url",
-                                        "code_interpreter_call.outputs",
-                                        "reasoning.encrypted_content",
-                                        NULL};
-    const cJSON *list = openai_field(root, "include"), *v;
-    int64_t top = 0;
-    td_status st = openai_take_integer(root, "top_logprobs", 0, TD_TOP_LOGPROBS, &top, err);
-
-    if (st != TD_OK)
-        return st;
-    if (list != NULL && !cJSON_IsArray(list))
-        return td_fail_param(err, "include", "include must be an array, not %s",
-                             openai_type_name(list));
-    cJSON_ArrayForEach(v, list)
-    {
-        if (is_word(v, "message.output_text.logprobs"))
-            q->g.logprobs = true;
-        else if (!is_one_of(v, words))
-            return td_fail_param(err, "include", "include has %s%.60s, which is unknown",
-                                 cJSON_IsString(v) ? "" : openai_type_name(v),
-                                 cJSON_IsString(v) ? v->valuestring : "");
-    }
-    if (top > 0 && !q->g.logprobs)
-        return td_fail_param(err, "top_logprobs",
-                             "top_logprobs needs include: [\"message.output_text.logprobs\"]");
-    q->g.top_logprobs = (int32_t)top;
-    td_buf_fmt(&q->echo, ",\"top_logprobs\":%d", (int)top);
-    return TD_OK;
-}
-
-/* ---- tools ---- */
-
-static void echo_tools(const chat *c, td_buf *b)
-{
-    td_buf_str(b, ",\"tools\":[");
-    for (size_t i = 0; i < c->n_tools; i++) {
-        const chat_tool *t = &c->tools[i];
-
-        td_buf_fmt(b, "%s{\"type\":\"function\"", i > 0 ? "," : "");
-        echo_text(b, "name", t->name);
-        echo_text(b, "description", t->description);
-        td_buf_str(b, ",\"parameters\":");
-        harmony_json_compact(b, t->parameters);
-        td_buf_fmt(b, ",\"strict\":%s}", t->strict ? "true" : "false");
-    }
-    td_buf_byte(b, ']');
-}
-
-static td_status take_tools(cJSON *root, responses_request *q, td_error *err)
-{
-    cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "tools"), *t, *next;
-    char where[32];
-    size_t i = 0;
-
-    if (list != NULL && !cJSON_IsNull(list) && !cJSON_IsArray(list))
-        return td_fail_param(err, "tools", "tools must be an array, not %s",
-                             openai_type_name(list));
-    for (t = list != NULL ? list->child : NULL; t != NULL; t = next) {
-        const cJSON *type = cJSON_IsObject(t) ? openai_field(t, "type") : NULL;
-        td_status st;
-
-        next = t->next;
-        snprintf(where, sizeof where, "tools[%zu]", i);
-        if (i++ == OPENAI_MAX_TOOLS)
-            return td_fail_param(err, "tools", "more than %d tools", OPENAI_MAX_TOOLS);
-        if (!cJSON_IsString(type))
-            return td_fail_param(err, where, "%s must be an object with a type", where);
-        if (!is_word(type, "function"))
-            return td_fail_param(err, where,
-                                 "%s has type \"%.40s\": only \"function\" is supported", where,
-                                 type->valuestring);
-        st = openai_take_function(t, where, &q->g.chat, err);
-        if (st != TD_OK)
-            return st;
-    }
-    echo_tools(&q->g.chat, &q->echo);
-    return TD_OK;
-}
-
-static td_status take_tool_choice(const cJSON *root, responses_request *q, td_error *err)
-{
-    static const char *const words[] = {
-        [CHAT_TOOL_AUTO] = "auto", [CHAT_TOOL_NONE] = "none", [CHAT_TOOL_REQUIRED] = "required"};
-    td_status st = openai_take_tool_choice(root, &q->g.chat, err);
-
-    if (st != TD_OK)
-        return st;
-    td_buf_str(&q->echo, ",\"tool_choice\":");
-    if (q->g.chat.tool_choice == CHAT_TOOL_NAMED) {
-        td_buf_str(&q->echo, "{\"type\":\"function\"");
-        echo_text(&q->echo, "name", q->g.chat.tool_choice_name);
-        td_buf_byte(&q->echo, '}');
-    } else {
-        td_buf_fmt(&q->echo, "\"%s\"", words[q->g.chat.tool_choice]);
-    }
-    return TD_OK;
-}
-
-static td_status take_parallel(const cJSON *root, responses_request *q, td_error *err)
-{
-    /* The model ends its turn with each call, so that either wish is met. */
-    bool parallel = true;
-    td_status st = openai_take_bool(openai_field(root, "parallel_tool_calls"),
-                                    "parallel_tool_calls", &parallel, err);
-
-    td_buf_fmt(&q->echo, ",\"parallel_tool_calls\":%s", parallel ? "true" : "false");
-    return st;
-}
-
-/* ---- the conversation ---- */
 
 static void keep_items(const cJSON *input, td_buf *items)
 {
@@ -355,13 +32,12 @@ static td_status take_previous(const cJSON *root, const responses_history *h, re
 {
     const cJSON *id = openai_field(root, "previous_response_id");
     td_slice items = {NULL, 0}, name;
-    td_buf array = {0};
-    cJSON *tree;
+    td_buf text = {0};
+    cJSON *tree = NULL;
     td_status st;
 
-    st = take_label(root, "previous_response_id", &q->echo, err);
-    if (st != TD_OK || id == NULL)
-        return st;
+    if (id == NULL)
+        return TD_OK;
     name = td_slice_of(id->valuestring);
     if (h == NULL || !h->find(h->arg, name, &items)) {
         td_fail_param(err, "previous_response_id",
@@ -372,17 +48,23 @@ static td_status take_previous(const cJSON *root, const responses_history *h, re
                                 : "it was not stored, or not for this long");
         return err->code = TD_NOTFOUND;
     }
-    td_buf_byte(&array, '[');
-    td_buf_add(&array, items.ptr, items.len);
-    td_buf_byte(&array, ']');
-    tree = array.oom ? NULL : cJSON_ParseWithLength(array.ptr, array.len);
-    if (tree == NULL) {
-        td_buf_free(&array);
-        return td_fail(err, TD_NOMEM, "no memory for the earlier conversation");
-    }
-    st = responses_take_items(tree, "previous_response_id", &q->g.chat, err);
+    /* Read like a body: a chain of turns that were within its bounds may not be so any more. */
+    td_buf_str(&text, "{\"items\":[");
+    td_buf_add(&text, items.ptr, items.len);
+    td_buf_str(&text, "]}");
+    if (text.oom)
+        st = td_fail(err, TD_NOMEM, "no memory for the earlier conversation");
+    else
+        st = openai_read_json(text.ptr, text.len, &tree, err);
+    if (st == TD_INVALID)
+        st = td_fail_param(err, "previous_response_id",
+                           "previous_response_id: the conversation has become too large to go on "
+                           "with; send fewer items as input");
+    if (st == TD_OK)
+        st = responses_take_items(openai_field(tree, "items"), "previous_response_id", &q->g.chat,
+                                  err);
     cJSON_Delete(tree);
-    td_buf_free(&array);
+    td_buf_free(&text);
     if (st == TD_OK && q->store)
         td_buf_add(&q->items, items.ptr, items.len);
     return st;
@@ -410,51 +92,12 @@ static td_status take_input(const cJSON *root, responses_request *q, td_error *e
     return st;
 }
 
-static td_status take_all(cJSON *root, const openai_defaults *d, const responses_history *h,
-                          responses_request *q, td_error *err)
+static void take_instructions(const cJSON *root, chat *c)
 {
-    static const char *const tiers[] = {"auto",     "default", "flex",      "scale",
-                                        "priority", "fast",    "ultrafast", NULL};
-    static const char *const labels[] = {"prompt_cache_key", "safety_identifier", "user"};
-    const cJSON *tier = openai_field(root, "service_tier");
-    td_status st = refuse_unsupported(root, err);
+    const cJSON *v = openai_field(root, "instructions"); /* a string: the fields were checked */
 
-    if (st == TD_OK)
-        st = openai_take_common(root, d, &q->g, err);
-    if (st == TD_OK)
-        st = openai_take_bool(openai_field(root, "store"), "store", &q->store, err);
-    if (st == TD_OK && tier != NULL && !is_one_of(tier, tiers))
-        st = td_fail_param(err, "service_tier", "service_tier must be auto or default");
-    q->store = q->store && h != NULL;
-    td_buf_str(&q->echo, "\"background\":false,\"service_tier\":\"default\","
-                         "\"truncation\":\"disabled\"");
-    echo_number(root, "temperature", "1.0", &q->echo);
-    echo_number(root, "top_p", "1.0", &q->echo);
-    if (st == TD_OK)
-        st = take_instructions(root, q, err); /* before the input, as the first message */
-    if (st == TD_OK)
-        st = take_previous(root, h, q, err);
-    if (st == TD_OK)
-        st = take_input(root, q, err);
-    if (st == TD_OK)
-        st = take_limits(root, q, err);
-    if (st == TD_OK)
-        st = take_metadata(root, &q->echo, err);
-    if (st == TD_OK)
-        st = take_reasoning(root, q, err);
-    if (st == TD_OK)
-        st = take_text(root, q, err);
-    if (st == TD_OK)
-        st = take_include(root, q, err);
-    if (st == TD_OK)
-        st = take_tools(root, q, err);
-    if (st == TD_OK)
-        st = take_tool_choice(root, q, err);
-    if (st == TD_OK)
-        st = take_parallel(root, q, err);
-    for (size_t i = 0; st == TD_OK && i < sizeof labels / sizeof *labels; i++)
-        st = take_label(root, labels[i], &q->echo, err);
-    return st;
+    if (v != NULL && v->valuestring[0] != '\0')
+        chat_add_message(c, CHAT_DEVELOPER)->content = chat_str(c, v->valuestring);
 }
 
 td_status responses_parse(const char *body, size_t n, const openai_defaults *d,
@@ -469,7 +112,14 @@ td_status responses_parse(const char *body, size_t n, const openai_defaults *d,
     if (st != TD_OK)
         return st;
     q->g.chat.date = chat_str(&q->g.chat, d->date);
-    st = take_all(root, d, h, q, err);
+    st = responses_take_fields(root, d, q, err);
+    q->store = q->store && h != NULL;
+    if (st == TD_OK) {
+        take_instructions(root, &q->g.chat); /* those of this request alone */
+        st = take_previous(root, h, q, err);
+    }
+    if (st == TD_OK)
+        st = take_input(root, q, err);
     cJSON_Delete(root);
     if (st == TD_OK && (q->g.chat.oom || q->echo.oom || q->items.oom))
         st = td_fail(err, TD_NOMEM, "no memory for the request");

@@ -191,6 +191,29 @@ static void test_previous_response_goes_before(void **state)
     responses_request_free(&q);
 }
 
+/* A chain of turns, each of them within the bounds of a body. */
+static void test_a_conversation_may_be_too_large(void **state)
+{
+    static const char head[] = "{\"role\":\"user\",\"content\":\"hi\",\"x\":[";
+    responses_request q;
+    td_error err = {0};
+    td_buf items = {0};
+    responses_history h = {.find = find};
+
+    (void)state;
+    td_buf_str(&items, head);
+    for (size_t i = 0; i < OPENAI_MAX_VALUES; i++)
+        td_buf_add(&items, "1,", 2);
+    td_buf_str(&items, "1]}");
+    h.arg = items.ptr;
+    assert_int_equal(parse("{\"input\":\"hi\",\"previous_response_id\":\"resp_1\"}", &h, &q, &err),
+                     TD_INVALID);
+    assert_string_equal(err.param, "previous_response_id");
+    assert_non_null(strstr(err.text, "too large"));
+    responses_request_free(&q);
+    td_buf_free(&items);
+}
+
 /* ---- fields ---- */
 
 static void test_fields(void **state)
@@ -434,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_items_of_a_turn_belong_together),
         cmocka_unit_test(test_reasoning_of_finished_turns_is_dropped),
         cmocka_unit_test(test_previous_response_goes_before),
+        cmocka_unit_test(test_a_conversation_may_be_too_large),
         cmocka_unit_test(test_fields),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_echo),
