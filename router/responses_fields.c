@@ -171,28 +171,45 @@ static td_status take_reasoning(const cJSON *root, responses_request *q, td_erro
     return TD_OK;
 }
 
-static td_status take_text(const cJSON *root, responses_request *q, td_error *err)
+/* What the answer is held to, as it was understood. */
+static void echo_format(const chat *c, td_buf *b)
+{
+    static const char *const types[] = {[CHAT_FORMAT_TEXT] = "text",
+                                        [CHAT_FORMAT_JSON_OBJECT] = "json_object",
+                                        [CHAT_FORMAT_JSON_SCHEMA] = "json_schema"};
+
+    td_buf_fmt(b, ",\"text\":{\"format\":{\"type\":\"%s\"", types[c->format]);
+    if (c->format == CHAT_FORMAT_JSON_SCHEMA) {
+        echo_text(b, "name", c->format_name);
+        echo_text(b, "description", c->format_description);
+        td_buf_str(b, ",\"schema\":");
+        if (c->format_schema != NULL)
+            harmony_json_compact(b, c->format_schema);
+        else
+            td_buf_str(b, "{}");
+        td_buf_fmt(b, ",\"strict\":%s", c->format_loose ? "false" : "true");
+    }
+    /* Models of this family know no verbosity; what they do is the middle one. */
+    td_buf_str(b, "},\"verbosity\":\"medium\"}");
+}
+
+static td_status take_text(cJSON *root, responses_request *q, td_error *err)
 {
     static const char *const words[] = {"low", "medium", "high", NULL};
-    const cJSON *o = openai_field(root, "text"), *format, *type, *verbosity;
+    cJSON *o = cJSON_GetObjectItemCaseSensitive(root, "text");
+    const cJSON *verbosity;
+    td_status st = TD_OK;
 
-    if (o != NULL && !cJSON_IsObject(o))
+    if (o != NULL && !cJSON_IsNull(o) && !cJSON_IsObject(o))
         return td_fail_param(err, "text", "text must be an object, not %s", openai_type_name(o));
     verbosity = openai_field(o, "verbosity");
     if (verbosity != NULL && !is_one_of(verbosity, words))
         return td_fail_param(err, "text.verbosity", "text.verbosity must be low, medium or high");
-    format = openai_field(o, "format");
-    type = cJSON_IsObject(format) ? openai_field(format, "type") : NULL;
-    if (format != NULL && !cJSON_IsString(type))
-        return td_fail_param(err, "text.format", "text.format must be an object with a type");
-    if (format != NULL && !is_word(type, "text"))
-        return td_fail_param(err, "text.format.type",
-                             "text.format \"%.40s\" is not supported: output is not yet held to a "
-                             "schema, so it is refused rather than promised",
-                             type->valuestring);
-    /* Models of this family know no verbosity; what they do is the middle one. */
-    td_buf_str(&q->echo, ",\"text\":{\"format\":{\"type\":\"text\"},\"verbosity\":\"medium\"}");
-    return TD_OK;
+    st = openai_take_format(cJSON_GetObjectItemCaseSensitive(o, "format"), "text.format", NULL,
+                            &q->g.chat, err);
+    if (st == TD_OK)
+        echo_format(&q->g.chat, &q->echo);
+    return st;
 }
 
 /* What may be asked for beside the answer. All but the log-probabilities concern tools that do not

@@ -280,6 +280,41 @@ static void test_tools(void **state)
     }
 }
 
+static void test_format(void **state)
+{
+    static const struct {
+        const char *json, *echo;
+        chat_format format;
+    } formats[] = {
+        {"{\"type\":\"text\"}", "{\"type\":\"text\"}", CHAT_FORMAT_TEXT},
+        {"null", "{\"type\":\"text\"}", CHAT_FORMAT_TEXT},
+        {"{\"type\":\"json_object\"}", "{\"type\":\"json_object\"}", CHAT_FORMAT_JSON_OBJECT},
+        {"{\"type\":\"json_schema\",\"name\":\"n\",\"schema\":{\"type\":\"object\"}}",
+         "{\"type\":\"json_schema\",\"name\":\"n\",\"description\":null,"
+         "\"schema\":{\"type\":\"object\"},\"strict\":true}",
+         CHAT_FORMAT_JSON_SCHEMA},
+        {"{\"type\":\"json_schema\",\"name\":\"n\",\"description\":\"d\",\"strict\":false}",
+         "{\"type\":\"json_schema\",\"name\":\"n\",\"description\":\"d\",\"schema\":{},"
+         "\"strict\":false}",
+         CHAT_FORMAT_JSON_SCHEMA},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        responses_request q;
+        char body[256], echo[256];
+
+        snprintf(body, sizeof body, "{\"input\":\"hi\",\"text\":{\"format\":%s}}", formats[i].json);
+        parse_well(body, &q);
+        assert_int_equal(q.g.chat.format, formats[i].format);
+        snprintf(echo, sizeof echo, ",\"text\":{\"format\":%s,\"verbosity\":\"medium\"}",
+                 formats[i].echo);
+        if (strstr(q.echo.ptr, echo) == NULL)
+            fail_msg("no %s in %s", echo, q.echo.ptr);
+        responses_request_free(&q);
+    }
+}
+
 /* Every member that the API promises, as JSON, with what was asked in it. */
 static void test_echo(void **state)
 {
@@ -401,6 +436,8 @@ static void test_mistakes_are_named(void **state)
         {"{" HI "\"text\":[]}", "text", "an array"},
         {"{" HI "\"text\":{\"verbosity\":\"x\"}}", "text.verbosity", "medium"},
         {"{" HI "\"text\":{\"format\":{}}}", "text.format", "type"},
+        {"{" HI "\"text\":{\"format\":{\"type\":\"xml\"}}}", "text.format.type", "xml"},
+        {"{" HI "\"text\":{\"format\":{\"type\":\"json_schema\"}}}", "text.format.name", "missing"},
         {"{" HI "\"include\":\"x\"}", "include", "a string"},
         {"{" HI "\"include\":[\"all\"]}", "include", "all"},
         {"{" HI "\"include\":[5]}", "include", "a number"},
@@ -460,6 +497,7 @@ int main(void)
         cmocka_unit_test(test_a_conversation_may_be_too_large),
         cmocka_unit_test(test_fields),
         cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_format),
         cmocka_unit_test(test_echo),
         cmocka_unit_test(test_mistakes_are_named),
         cmocka_unit_test(test_explicit_null_is_absent),
