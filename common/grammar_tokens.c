@@ -6,6 +6,8 @@
 
 #include "common/grammar_impl.h"
 
+enum { WARM_US = 5 * 1000 * 1000 }; /* far more than a real vocabulary needs */
+
 static int compare_pieces(const void *x, const void *y)
 {
     const gr_piece *a = x, *b = y;
@@ -81,6 +83,7 @@ td_status td_token_set_create(const uint8_t *const *pieces, const uint32_t *leng
     static atomic_uint_fast64_t serials;
     td_token_set *t = calloc(1, sizeof *t);
     gr_piece *list = malloc(((size_t)(n > 0 ? n : 0) + 1) * sizeof *list);
+    td_grammar *json = NULL;
     size_t n_list = 0;
     bool ok = t != NULL && list != NULL;
 
@@ -102,10 +105,13 @@ td_status td_token_set_create(const uint8_t *const *pieces, const uint32_t *leng
         ok = t->cache != NULL && gr_trie_build(&t->trie, list, n_list);
     }
     free(list);
-    if (!ok) {
+    if (!ok || td_grammar_any_value(&json, err) != TD_OK) {
         td_token_set_free(t);
         return td_fail(err, TD_NOMEM, "no memory for a set of %d tokens", n);
     }
+    /* Masks of the rules that every grammar has, the slowest of which are those of plain strings. */
+    td_grammar_prepare(json, t, WARM_US);
+    td_grammar_free(json);
     *out = t;
     return TD_OK;
 }
