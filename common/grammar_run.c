@@ -276,4 +276,5 @@ void gr_run_compact(gr_run *r, size_t first, size_t n)
     r->n_frames = kept;
     for (size_t i = 0; i < n; i++)
         r->at[i].stack = moved[r->at[i].stack];
+    free(moved);
 }
