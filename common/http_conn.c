@@ -36,6 +36,7 @@ enum {
     FLUSH_INPUT_BYTES = BUSY_INPUT_BYTES / 2, /* so that the next request does not start full */
     READ_SLACK_BYTES = 64 << 10,              /* over head and body: chunk framing */
     LINGER_US = 2000000,
+    SLOW_READ_US = 1000000, /* a request that comes for longer may be given up for another client */
     N_KEEPALIVE_IDLE_S = 30, /* a client that vanished without a FIN is noticed in a minute */
 };
 
@@ -164,7 +165,9 @@ void http_conn_set_phase(http_conn *c, http_phase phase)
     else if (phase == HTTP_BUSY)
         td_timer_stop(c->timer);
     else
-        td_timer_in(c->timer, o->read_timeout_us);
+        td_timer_in(c->timer, phase == HTTP_IDLE ? o->idle_timeout_us : o->read_timeout_us);
+    if (phase == HTTP_IDLE || phase == HTTP_READING)
+        c->since = td_now_us();
 }
 
 static void on_timer(void *arg)
@@ -283,6 +286,57 @@ static void replace_page(http_conn *c)
 
 /* --- The beginning --- */
 
+/* How much a connection may be missed, the least first: idle ones are kept for their clients'
+ * convenience only; then a request that has been coming for long, as those of an attack do. */
+static int worth(const http_conn *c, td_usec now)
+{
+    return c->evcon == NULL                                            ? 2
+           : c->phase == HTTP_IDLE                                     ? 0
+           : c->phase == HTTP_READING && now - c->since > SLOW_READ_US ? 1
+                                                                       : 2;
+}
+
+/* Room for one more, or the newest is too much. Those that are closing already have made room. */
+static void make_room(td_http_server *s, http_conn *newest)
+{
+    http_conn *c, *least = NULL;
+    td_usec now = td_now_us();
+    size_t n = 0;
+
+    if (s->options.max_connections == 0 || HASH_COUNT(s->conns) <= s->options.max_connections)
+        return;
+    for (c = s->conns; c != NULL; c = c->hh.next) {
+        int w = worth(c, now);
+
+        n += c->phase != HTTP_CLOSING && !c->refused;
+        if (c != newest && w < 2 &&
+            (least == NULL || w < worth(least, now) ||
+             (w == worth(least, now) && c->since < least->since)))
+            least = c;
+    }
+    if (n <= s->options.max_connections)
+        return;
+    if (s->options.refused != NULL)
+        td_counter_add(s->options.refused, 1);
+    if (least != NULL)
+        http_conn_set_phase(least, HTTP_CLOSING);
+    else
+        newest->refused = true;
+}
+
+/* Whatever fits into an empty socket, which this is: it is sent, and the client may read why. */
+static void refuse(int fd)
+{
+    static const char page[] =
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        "Content-Length: 130\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+        "{\"error\":{\"message\":\"the server has as many connections as it takes\","
+        "\"type\":\"service_unavailable_error\",\"param\":null,\"code\":null}}";
+
+    if (send(fd, page, sizeof page - 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+        return; /* it is closed all the same */
+}
+
 static void adopt(http_conn *c)
 {
     bufferevent_data_cb read_cb, write_cb;
@@ -308,6 +362,11 @@ static void adopt(http_conn *c)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
     http_conn_set_phase(c, HTTP_IDLE);
+    if (c->refused) {
+        refuse(fd);
+        c->linger = true; /* its request may be on the way, and a reset would take our words back */
+        http_conn_set_phase(c, HTTP_CLOSING);
+    }
 }
 
 static void on_soon(evutil_socket_t fd, short what, void *arg)
@@ -349,6 +408,7 @@ struct bufferevent *http_conn_accept(td_http_server *s)
     if (s->options.connections != NULL)
         td_gauge_add(s->options.connections, 1);
     event_active(&c->soon, EV_TIMEOUT, 0);
+    make_room(s, c);
     return c->bev;
 
 fail:

@@ -37,7 +37,9 @@ typedef struct http_conn {
     http_phase phase;
     bool page_pending;    /* evhttp wrote something by itself: look at it soon */
     bool page_sent;       /* it was an error page, and what we made of it is going out */
+    bool refused;         /* over max_connections: closed as soon as it is adopted */
     bool linger;          /* read on for a while after the close, see http_linger_start() */
+    td_usec since;        /* of HTTP_IDLE or HTTP_READING */
     size_t bytes_in;      /* since the last reply */
     size_t left;          /* HTTP_FLUSHING: bytes not taken at the last look */
     td_http_request *req; /* the one with the program, or NULL */

@@ -192,6 +192,8 @@ td_status td_http_server_create(td_loop *loop, const td_http_options *options, t
         s->options.max_header_bytes = 64 << 10;
     if (s->options.read_timeout_us == 0)
         s->options.read_timeout_us = 60 * TD_USEC_PER_SEC;
+    if (s->options.idle_timeout_us == 0)
+        s->options.idle_timeout_us = s->options.read_timeout_us;
     if (getrandom(&s->id_base, sizeof s->id_base, 0) < 0) /* ids need to differ, not be secret */
         s->id_base = (uint64_t)td_wall_us();
     event_assign(&s->idle_ev, td_loop_base(loop), -1, 0, on_idle, s);

@@ -45,12 +45,17 @@ typedef struct td_http_options {
     const char *listen;      /* "127.0.0.1:8000", "0.0.0.0:8000", "[::]:8000"; port 0: pick one */
     size_t max_body_bytes;   /* [4 MiB] */
     size_t max_header_bytes; /* request line and headers together [64 KiB] */
-    td_usec read_timeout_us; /* to send a whole request; also how long an idle kept-alive connection
-                              * stays open, and how long a reply may make no progress [60 s] */
+    td_usec read_timeout_us; /* to send a whole request, from its first byte on; also how long a
+                              * reply may make no progress [60 s] */
+    td_usec idle_timeout_us; /* how long a connection waits for a request [as read_timeout_us] */
+    size_t max_connections;  /* one more takes the place of the one that has been idle longest, or
+                              * whose request has been coming for longest; where all are busy it is
+                              * answered 503 and closed [no bound] */
     bool reuse_port;         /* several listeners on one port, the kernel spreads connections */
     td_http_fn on_request;
     void *arg;             /* for on_request */
     td_gauge *connections; /* open connections; NULL: not counted */
+    td_counter *refused;   /* closed for max_connections; NULL: not counted */
 } td_http_options;
 
 /* Start to listen. *out is the caller's, to td_http_server_free(). TD_INVALID: the address does not

@@ -116,7 +116,7 @@ td_status completion_parse(const char *body, size_t n, const openai_defaults *d,
 
     generation_init(g);
     g->raw = true;
-    st = openai_read_json(body, n, &root, err);
+    st = openai_read_json(body, n, d, &root, err);
     if (st != TD_OK)
         return st;
     st = refuse_unsupported(root, err);

@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "router/generation.h"
+#include "router/openai.h"
 
 static const char *const log_level_words[] = {"error", "warn", "info", "debug", NULL};
 
@@ -50,6 +51,29 @@ const td_option router_options[] = {
      "Threads that turn conversations into tokens.", NULL},
     {"max-body", TD_OPT_BYTES, offsetof(router_config, max_body), "8MiB", 1024, 1e10,
      "Longest request body; one longer is answered 413.", NULL},
+    {"max-header", TD_OPT_BYTES, offsetof(router_config, max_header), "64KiB", 1024, 1 << 24,
+     "Longest request line and headers; longer ones are answered 431.", NULL},
+    {"max-json-depth", TD_OPT_U32, offsetof(router_config, max_json_depth), "64", 8, OPENAI_DEEPEST,
+     "Levels of nesting in a body.", NULL},
+    {"max-messages", TD_OPT_U32, offsetof(router_config, max_messages), "4096", 1, 1000000,
+     "Messages, or items of input, in a body.", NULL},
+    {"max-tools", TD_OPT_U32, offsetof(router_config, max_tools), "512", 0, 100000,
+     "Tools in a body.", NULL},
+    {"max-connections", TD_OPT_U32, offsetof(router_config, max_connections), "8192", 1, 1000000,
+     "Client connections at once; one more takes the place of an idle one, or of a request that is "
+     "slow to come, or is answered 503. Less where the limit of file descriptors is lower.",
+     NULL},
+    {"read-timeout", TD_OPT_DURATION_MS, offsetof(router_config, read_timeout_ms), "60s", 10,
+     3600000,
+     "Longest time from the first byte of a request to its last, and for a finished reply to make "
+     "no progress.",
+     NULL},
+    {"idle-timeout", TD_OPT_DURATION_MS, offsetof(router_config, idle_timeout_ms), "75s", 10,
+     86400000, "How long a connection without a request stays open.", NULL},
+    {"api-keys", TD_OPT_STR, offsetof(router_config, api_keys), "", 0, 0,
+     "File of keys, one a line; requests but /health, /ready and /metrics then need one, as "
+     "\"Authorization: Bearer KEY\". Read again on SIGHUP and when it changes. Empty: none needed.",
+     NULL},
     {"slow-client", TD_OPT_BYTES, offsetof(router_config, slow_client_bytes), "256KiB", 1024, 1e10,
      "A client with this much unread output is disconnected and its request canceled.", NULL},
     {"sse-ping", TD_OPT_DURATION_MS, offsetof(router_config, sse_ping_ms), "15s", 10, 3600000,

@@ -18,7 +18,11 @@ typedef struct router_config {
     int64_t queue_ms, recovery_ms, lease_ms, stall_ms;
     uint32_t retries;
     uint32_t render_threads;
-    uint64_t max_body;
+    char *api_keys; /* file; "": anybody may ask */
+    uint64_t max_body, max_header;
+    uint32_t max_connections;
+    int64_t read_timeout_ms, idle_timeout_ms;
+    uint32_t max_json_depth, max_messages, max_tools;
     uint64_t slow_client_bytes;
     int64_t sse_ping_ms;
     uint64_t responses_store; /* bytes */

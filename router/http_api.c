@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/log.h"
+#include "router/api_keys.h"
 #include "router/chat_answer.h"
 #include "router/completions.h"
 #include "router/openai.h"
@@ -18,7 +20,11 @@ struct http_api {
     router *r;
     td_http_server *server;
     responses_store *responses; /* NULL: none are kept */
+    api_keys *keys;             /* NULL: anybody may ask */
+    td_timer *keys_timer;
 };
+
+enum { KEYS_LOOK_MS = 2000 }; /* how often the file of keys is looked at for a change */
 
 static void on_chat(http_api *a, td_http_request *req)
 {
@@ -144,19 +150,20 @@ typedef struct route {
     const char *path;
     td_http_method method; /* GET takes HEAD as well */
     void (*fn)(http_api *a, td_http_request *req);
+    bool open; /* without a key: what orchestrators and Prometheus ask */
 } route;
 
 static const route routes[] = {
-    {"/v1/chat/completions", TD_HTTP_POST, on_chat},
-    {"/v1/completions", TD_HTTP_POST, on_completion},
-    {"/v1/responses", TD_HTTP_POST, on_response},
-    {"/tokenize", TD_HTTP_POST, on_tokenize},
-    {"/detokenize", TD_HTTP_POST, on_detokenize},
-    {"/v1/models", TD_HTTP_GET, on_models},
-    {"/health", TD_HTTP_GET, on_health},
-    {"/ready", TD_HTTP_GET, on_ready},
-    {"/metrics", TD_HTTP_GET, on_metrics},
-    {"/version", TD_HTTP_GET, on_version},
+    {"/v1/chat/completions", TD_HTTP_POST, on_chat, false},
+    {"/v1/completions", TD_HTTP_POST, on_completion, false},
+    {"/v1/responses", TD_HTTP_POST, on_response, false},
+    {"/tokenize", TD_HTTP_POST, on_tokenize, false},
+    {"/detokenize", TD_HTTP_POST, on_detokenize, false},
+    {"/v1/models", TD_HTTP_GET, on_models, false},
+    {"/health", TD_HTTP_GET, on_health, true},
+    {"/ready", TD_HTTP_GET, on_ready, true},
+    {"/metrics", TD_HTTP_GET, on_metrics, true},
+    {"/version", TD_HTTP_GET, on_version, false},
 };
 
 static bool method_fits(td_http_method want, td_http_method got)
@@ -173,6 +180,19 @@ static void wrong_method(td_http_request *req, const char *allow)
                   TD_HEADERS({"Allow", allow}));
 }
 
+static bool may_ask(const http_api *a, td_http_request *req)
+{
+    const char *said = td_http_request_header(req, "Authorization");
+
+    if (a->keys == NULL || api_keys_admit(a->keys, said))
+        return true;
+    td_http_error(req, 401, "invalid_request_error",
+                  said == NULL ? "this server needs an API key: \"Authorization: Bearer KEY\""
+                               : "the API key is not one of this server's",
+                  NULL, "invalid_api_key", TD_HEADERS({"WWW-Authenticate", "Bearer"}));
+    return false;
+}
+
 static void on_request(td_http_request *req, void *arg)
 {
     static const char models[] = "/v1/models/", responses[] = "/v1/responses/";
@@ -184,12 +204,16 @@ static void on_request(td_http_request *req, void *arg)
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         if (strcmp(path, routes[i].path) != 0)
             continue;
+        if (!routes[i].open && !may_ask(a, req))
+            return;
         if (method_fits(routes[i].method, method))
             routes[i].fn(a, req);
         else
             wrong_method(req, routes[i].method == TD_HTTP_GET ? "GET, HEAD" : "POST");
         return;
     }
+    if (!may_ask(a, req))
+        return;
     if (strncmp(path, models, sizeof models - 1) == 0) {
         if (method_fits(TD_HTTP_GET, method))
             on_model(a, req, path + sizeof models - 1);
@@ -209,34 +233,77 @@ static void on_request(td_http_request *req, void *arg)
     td_http_error(req, 404, "invalid_request_error", text, NULL, "not_found", NULL);
 }
 
+void http_api_reload_keys(http_api *a)
+{
+    td_error err = {0};
+
+    if (a->keys == NULL)
+        return;
+    if (api_keys_reload(a->keys, &err) == TD_OK)
+        td_info("api_keys_loaded", "file=%s keys=%zu", a->r->cfg->api_keys,
+                api_keys_count(a->keys));
+    else
+        td_logerr("api_keys_not_loaded", "keys_in_force=%zu error=\"%s\"", api_keys_count(a->keys),
+                  err.text);
+}
+
+static void look_at_keys(void *arg)
+{
+    http_api *a = arg;
+
+    if (api_keys_changed(a->keys))
+        http_api_reload_keys(a);
+    td_timer_in(a->keys_timer, KEYS_LOOK_MS * TD_USEC_PER_MSEC);
+}
+
+static td_status open_keys(http_api *a, td_error *err)
+{
+    td_status st = api_keys_open(a->r->cfg->api_keys, &a->keys, err);
+
+    if (st != TD_OK)
+        return td_wrap(err, "--api-keys");
+    a->keys_timer = td_timer_create(a->r->loop, look_at_keys, a);
+    if (a->keys_timer == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for a timer");
+    td_timer_in(a->keys_timer, KEYS_LOOK_MS * TD_USEC_PER_MSEC);
+    td_info("api_keys_loaded", "file=%s keys=%zu", a->r->cfg->api_keys, api_keys_count(a->keys));
+    return TD_OK;
+}
+
 td_status http_api_create(router *r, http_api **out, td_error *err)
 {
+    const router_config *cfg = r->cfg;
     http_api *a = calloc(1, sizeof *a);
-    td_http_options opt = {.listen = r->cfg->http_listen,
-                           .max_body_bytes = r->cfg->max_body,
+    td_http_options opt = {.listen = cfg->http_listen,
+                           .max_body_bytes = cfg->max_body,
+                           .max_header_bytes = cfg->max_header,
+                           .read_timeout_us = cfg->read_timeout_ms * TD_USEC_PER_MSEC,
+                           .idle_timeout_us = cfg->idle_timeout_ms * TD_USEC_PER_MSEC,
+                           .max_connections = cfg->max_connections,
                            .on_request = on_request,
                            .arg = a};
-    td_status st;
+    td_status st = TD_OK;
 
     if (a == NULL)
         return td_fail(err, TD_NOMEM, "http: no memory");
     a->r = r;
-    if (r->cfg->responses_store > 0) {
-        st =
-            responses_store_create(r->cfg->responses_store,
-                                   r->cfg->responses_ttl_ms * TD_USEC_PER_MSEC, &a->responses, err);
-        if (st != TD_OK) {
-            free(a);
-            return st;
-        }
+    if (cfg->responses_store > 0)
+        st = responses_store_create(cfg->responses_store, cfg->responses_ttl_ms * TD_USEC_PER_MSEC,
+                                    &a->responses, err);
+    if (st == TD_OK && cfg->api_keys[0] != '\0')
+        st = open_keys(a, err);
+    if (st == TD_OK) {
+        opt.connections = td_metrics_gauge(r->metrics, "tandem:http_connections",
+                                           "Open client connections.", NULL);
+        opt.refused = td_metrics_counter(r->metrics, "tandem:http_connections_refused_total",
+                                         "Client connections closed for --max-connections.", NULL);
+        st = td_http_server_create(r->loop, &opt, &a->server, err);
+        if (st != TD_OK)
+            st = td_wrap(err, "--http-listen");
     }
-    opt.connections =
-        td_metrics_gauge(r->metrics, "tandem:http_connections", "Open client connections.", NULL);
-    st = td_http_server_create(r->loop, &opt, &a->server, err);
     if (st != TD_OK) {
-        responses_store_free(a->responses);
-        free(a);
-        return td_wrap(err, "--http-listen");
+        http_api_free(a);
+        return st;
     }
     *out = a;
     return TD_OK;
@@ -258,5 +325,7 @@ void http_api_free(http_api *a)
         return;
     td_http_server_free(a->server);
     responses_store_free(a->responses);
+    td_timer_free(a->keys_timer);
+    api_keys_free(a->keys);
     free(a);
 }

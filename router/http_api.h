@@ -14,6 +14,8 @@ uint16_t http_api_port(const http_api *a);
 
 /* Stop accepting; connections close as their replies end; fn once none is left. */
 void http_api_stop(http_api *a, td_loop_fn fn, void *arg);
+/* Read --api-keys again; where it is not good the keys stay as they are, with a line in the log. */
+void http_api_reload_keys(http_api *a);
 void http_api_free(http_api *a); /* cuts what is still open; NULL is fine */
 
 #endif

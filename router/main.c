@@ -1,6 +1,7 @@
 /* tandem-router: HTTP and RPC in front, prefill and decode workers behind. */
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 
 #include "common/log.h"
 #include "common/metrics.h"
@@ -64,6 +65,34 @@ static void on_signal(void *arg)
     router_drain(p->router, on_router_idle, p);
 }
 
+static void on_hangup(void *arg)
+{
+    http_api_reload_keys(((program *)arg)->http);
+}
+
+/* Each client is a descriptor; so is each worker, twice. What the limit does not allow must not be
+ * promised: a server that runs out cannot even say so. */
+static void fit_descriptors(router_config *cfg)
+{
+    enum { OTHERS = 512 }; /* workers, gateways, pipes, the closed that linger */
+    rlim_t want = (rlim_t)cfg->max_connections + OTHERS;
+    struct rlimit have;
+
+    if (getrlimit(RLIMIT_NOFILE, &have) != 0 || have.rlim_cur >= want)
+        return;
+    have.rlim_cur = have.rlim_max < want ? have.rlim_max : want;
+    if (setrlimit(RLIMIT_NOFILE, &have) != 0 && getrlimit(RLIMIT_NOFILE, &have) != 0)
+        return;
+    if (have.rlim_cur >= want)
+        return;
+    cfg->max_connections = have.rlim_cur > 2 * OTHERS ? (uint32_t)(have.rlim_cur - OTHERS)
+                                                      : (uint32_t)have.rlim_cur / 2;
+    td_warn("few_descriptors",
+            "limit=%llu wanted=%llu max_connections=%u remedy=\"raise the limit (ulimit -n, "
+            "LimitNOFILE=) or lower --max-connections\"",
+            (unsigned long long)have.rlim_cur, (unsigned long long)want, cfg->max_connections);
+}
+
 static td_status serve(program *p, td_error *err)
 {
     td_status st = td_loop_create(&p->loop, err);
@@ -85,6 +114,8 @@ static td_status serve(program *p, td_error *err)
         st = td_loop_on_signal(p->loop, SIGTERM, on_signal, p, err);
     if (st == TD_OK)
         st = td_loop_on_signal(p->loop, SIGINT, on_signal, p, err);
+    if (st == TD_OK && p->cfg.api_keys[0] != '\0') /* otherwise it ends the program, as ever */
+        st = td_loop_on_signal(p->loop, SIGHUP, on_hangup, p, err);
     if (st == TD_OK) {
         td_info("listening", "http_port=%u", http_api_port(p->http));
         st = td_loop_run(p->loop, err);
@@ -117,6 +148,7 @@ int main(int argc, char **argv)
     if (action == TD_CONFIG_EXIT_OK)
         return 0;
     td_log_init("router", (td_log_level)p.cfg.log_level);
+    fit_descriptors(&p.cfg);
     p.metrics = td_metrics_create(NULL);
     st = p.metrics == NULL ? td_fail(&err, TD_NOMEM, "no memory for metrics") : serve(&p, &err);
     if (st == TD_OK)

@@ -344,7 +344,7 @@ td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d
     td_status st;
 
     generation_init(g);
-    st = openai_read_json(body, n, &root, err);
+    st = openai_read_json(body, n, d, &root, err);
     if (st != TD_OK)
         return st;
     g->chat.date = chat_str(&g->chat, d->date);

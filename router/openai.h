@@ -10,7 +10,8 @@
 #include "router/generation.h"
 
 enum {
-    OPENAI_MAX_DEPTH = 64, /* nesting of the body */
+    OPENAI_MAX_DEPTH = 64, /* nesting of the body, where nothing else is said */
+    OPENAI_DEEPEST = 512,  /* the most that may be said: cJSON's parser recurses */
     /* Values in the body: a tree takes some 130 bytes for each, so that 8 MiB of "1,1,1" would take
      * half a gigabyte. Prompts of tokens are the longest lists, and a context has far fewer. */
     OPENAI_MAX_VALUES = 1 << 19,
@@ -22,8 +23,9 @@ enum {
 typedef struct openai_defaults {
     const char *date; /* for the system message, "YYYY-MM-DD" or "" */
     bool allow_ignore_eos;
-    int32_t vocab;        /* ids of logit_bias are below it */
-    uint32_t max_choices; /* the most that n may be; 0: 1 */
+    int32_t vocab;                               /* ids of logit_bias are below it */
+    uint32_t max_choices;                        /* the most that n may be; 0: 1 */
+    uint32_t max_depth, max_messages, max_tools; /* 0: OPENAI_MAX_.. */
 } openai_defaults;
 
 /* Parse a /v1/chat/completions body. body[n] must be NUL (it is not read as part of the body). *g

@@ -25,7 +25,7 @@ const char *openai_type_name(const cJSON *v)
 
 /* Look through the text before anything makes a tree of it: how deep it nests, how many values it
  * has, and whether a string holds an escaped NUL, at which cJSON would cut it without a word. */
-static td_status scan(const char *body, size_t n, td_error *err)
+static td_status scan(const char *body, size_t n, int max_depth, td_error *err)
 {
     bool in_string = false;
     size_t values = 1;
@@ -46,9 +46,8 @@ static td_status scan(const char *body, size_t n, td_error *err)
         } else if (c == '"') {
             in_string = true;
         } else if (c == '{' || c == '[') {
-            if (++depth > OPENAI_MAX_DEPTH)
-                return td_fail(err, TD_INVALID, "the body nests deeper than %d levels",
-                               OPENAI_MAX_DEPTH);
+            if (++depth > max_depth)
+                return td_fail(err, TD_INVALID, "the body nests deeper than %d levels", max_depth);
             values++; /* the first inside */
         } else if (c == ',') {
             values++;
@@ -63,7 +62,30 @@ static td_status scan(const char *body, size_t n, td_error *err)
     return TD_OK;
 }
 
-td_status openai_read_json(const char *body, size_t n, cJSON **root, td_error *err)
+/* The lists of all endpoints that take time by their length. */
+static td_status check_lists(const cJSON *root, const openai_defaults *d, td_error *err)
+{
+    uint32_t messages = d->max_messages ? d->max_messages : OPENAI_MAX_MESSAGES;
+    uint32_t tools = d->max_tools ? d->max_tools : OPENAI_MAX_TOOLS;
+    const struct {
+        const char *name, *of;
+        uint32_t most;
+    } lists[] = {{"messages", "messages", messages},
+                 {"input", "items", messages},
+                 {"tools", "tools", tools}};
+
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        const cJSON *list = openai_field(root, lists[i].name);
+
+        if (cJSON_IsArray(list) && (uint32_t)cJSON_GetArraySize(list) > lists[i].most)
+            return td_fail_param(err, lists[i].name, "%s has more than %u %s", lists[i].name,
+                                 lists[i].most, lists[i].of);
+    }
+    return TD_OK;
+}
+
+td_status openai_read_json(const char *body, size_t n, const openai_defaults *d, cJSON **root,
+                           td_error *err)
 {
     const char *end = NULL;
     size_t bad;
@@ -73,7 +95,7 @@ td_status openai_read_json(const char *body, size_t n, cJSON **root, td_error *e
         return td_fail(err, TD_INVALID, "the body is empty: a JSON object is expected");
     if (!td_utf8_valid(body, n, &bad))
         return td_fail(err, TD_INVALID, "the body is not valid UTF-8 at byte %zu", bad);
-    st = scan(body, n, err);
+    st = scan(body, n, d->max_depth ? (int)d->max_depth : OPENAI_MAX_DEPTH, err);
     if (st != TD_OK)
         return st;
     *root = cJSON_ParseWithLengthOpts(body, n + 1, &end, 1);
@@ -83,6 +105,12 @@ td_status openai_read_json(const char *body, size_t n, cJSON **root, td_error *e
     if (!cJSON_IsObject(*root)) {
         st = td_fail(err, TD_INVALID, "the body must be a JSON object, not %s",
                      openai_type_name(*root));
+        cJSON_Delete(*root);
+        *root = NULL;
+        return st;
+    }
+    st = check_lists(*root, d, err);
+    if (st != TD_OK) {
         cJSON_Delete(*root);
         *root = NULL;
         return st;
@@ -279,8 +307,6 @@ td_status openai_take_messages(const cJSON *root, chat *c, td_error *err)
     {
         td_status st;
 
-        if (i == OPENAI_MAX_MESSAGES)
-            return td_fail_param(err, "messages", "more than %d messages", OPENAI_MAX_MESSAGES);
         st = take_message(m, i++, c, err);
         if (st != TD_OK)
             return st;
@@ -467,8 +493,6 @@ td_status openai_take_tools(cJSON *root, chat *c, td_error *err)
             td_status st;
 
             next = t->next;
-            if (i == OPENAI_MAX_TOOLS)
-                return td_fail_param(err, "tools", "more than %d tools", OPENAI_MAX_TOOLS);
             st = take_tool(t, i++, c, err);
             if (st != TD_OK)
                 return st;

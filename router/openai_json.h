@@ -9,10 +9,11 @@
 #include "router/chat.h"
 #include "router/openai.h"
 
-/* Check body[0..n) (UTF-8, nesting, no NUL by escape) and parse it; the root is an object and the
- * caller's, to cJSON_Delete(). Numbers keep their spelling. body[n] is NUL. TD_INVALID, TD_NOMEM.
- */
-TD_MUST_CHECK td_status openai_read_json(const char *body, size_t n, cJSON **root, td_error *err);
+/* Check body[0..n) (UTF-8, no NUL by escape, and d's bounds of nesting, messages or input items,
+ * and tools) and parse it; the root is an object and the caller's, to cJSON_Delete(). Numbers keep
+ * their spelling. body[n] is NUL. TD_INVALID, TD_NOMEM. */
+TD_MUST_CHECK td_status openai_read_json(const char *body, size_t n, const openai_defaults *d,
+                                         cJSON **root, td_error *err);
 
 /* A member by exact name; NULL when absent or null. */
 const cJSON *openai_field(const cJSON *object, const char *name);

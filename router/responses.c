@@ -311,14 +311,11 @@ void responses_start(router *r, responses_store *store, td_http_request *req)
     const responses_history history = {.find = find_items, .arg = store};
     td_slice body = td_http_request_body(req);
     char date[16];
-    openai_defaults d = {.date = date,
-                         .allow_ignore_eos = r->cfg->allow_ignore_eos,
-                         .vocab = tokenizer_vocab(r->tokenizer)};
+    openai_defaults d = router_defaults(r, date);
     responses_request asked;
     td_error err = {0};
     td_status st;
 
-    router_date(r, date);
     st = responses_parse(body.ptr, body.len, &d, store != NULL ? &history : NULL, &asked, &err);
     if (st == TD_OK)
         st = generation_check_model(asked.g.model, router_model(r), &err);

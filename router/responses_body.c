@@ -27,8 +27,8 @@ static void keep_items(const cJSON *input, td_buf *items)
 }
 
 /* The items that led to an earlier response, and its own. */
-static td_status take_previous(const cJSON *root, const responses_history *h, responses_request *q,
-                               td_error *err)
+static td_status take_previous(const cJSON *root, const openai_defaults *d,
+                               const responses_history *h, responses_request *q, td_error *err)
 {
     const cJSON *id = openai_field(root, "previous_response_id");
     td_slice items = {NULL, 0}, name;
@@ -55,7 +55,7 @@ static td_status take_previous(const cJSON *root, const responses_history *h, re
     if (text.oom)
         st = td_fail(err, TD_NOMEM, "no memory for the earlier conversation");
     else
-        st = openai_read_json(text.ptr, text.len, &tree, err);
+        st = openai_read_json(text.ptr, text.len, d, &tree, err);
     if (st == TD_INVALID)
         st = td_fail_param(err, "previous_response_id",
                            "previous_response_id: the conversation has become too large to go on "
@@ -108,7 +108,7 @@ td_status responses_parse(const char *body, size_t n, const openai_defaults *d,
 
     *q = (responses_request){.store = true};
     generation_init(&q->g);
-    st = openai_read_json(body, n, &root, err);
+    st = openai_read_json(body, n, d, &root, err);
     if (st != TD_OK)
         return st;
     q->g.chat.date = chat_str(&q->g.chat, d->date);
@@ -116,7 +116,7 @@ td_status responses_parse(const char *body, size_t n, const openai_defaults *d,
     q->store = q->store && h != NULL;
     if (st == TD_OK) {
         take_instructions(root, &q->g.chat); /* those of this request alone */
-        st = take_previous(root, h, q, err);
+        st = take_previous(root, d, h, q, err);
     }
     if (st == TD_OK)
         st = take_input(root, q, err);

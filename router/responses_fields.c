@@ -284,8 +284,7 @@ static td_status take_tools(cJSON *root, responses_request *q, td_error *err)
 
         next = t->next;
         snprintf(where, sizeof where, "tools[%zu]", i);
-        if (i++ == OPENAI_MAX_TOOLS)
-            return td_fail_param(err, "tools", "more than %d tools", OPENAI_MAX_TOOLS);
+        i++;
         if (!cJSON_IsString(type))
             return td_fail_param(err, where, "%s must be an object with a type", where);
         if (!is_word(type, "function"))

@@ -202,8 +202,6 @@ td_status responses_take_items(const cJSON *array, const char *name, chat *c, td
     {
         td_status st;
 
-        if (r.i == OPENAI_MAX_MESSAGES)
-            return td_fail_param(err, name, "%s has more than %d items", name, OPENAI_MAX_MESSAGES);
         st = take_item(&r, item);
         if (st != TD_OK)
             return st;

@@ -268,5 +268,8 @@ openai_defaults router_defaults(const router *r, char date[16])
         .date = date,
         .allow_ignore_eos = cfg->allow_ignore_eos,
         .vocab = tokenizer_vocab(r->tokenizer),
+        .max_depth = cfg->max_json_depth,
+        .max_messages = cfg->max_messages,
+        .max_tools = cfg->max_tools,
         .max_choices = cfg->max_choices < cfg->max_requests ? cfg->max_choices : cfg->max_requests};
 }

@@ -100,7 +100,7 @@ td_status tokenize_text(const char *body, size_t n, const tokenize_facts *f, con
     bool add_special = true, strings = false, add_generation_prompt = true;
     cJSON *root = NULL;
     td_tokens ids = {0};
-    td_status st = openai_read_json(body, n, &root, err);
+    td_status st = openai_read_json(body, n, &f->defaults, &root, err);
 
     if (st != TD_OK)
         return st;
@@ -145,7 +145,7 @@ td_status tokenize_back(const char *body, size_t n, const tokenize_facts *f, con
     cJSON *root = NULL;
     td_tokens ids = {0};
     td_buf scratch = {0};
-    td_status st = openai_read_json(body, n, &root, err);
+    td_status st = openai_read_json(body, n, &f->defaults, &root, err);
 
     if (st != TD_OK)
         return st;

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 
 MODEL = "models/tandem-tiny"
+KEY = "sk-of-the-tests-0123456789"
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 
@@ -40,8 +41,11 @@ class Service:
 
     def __enter__(self):
         try:
+            keys = os.path.join(self.logs.name, "keys")
+            with open(keys, "w", encoding="ascii") as f:
+                f.write(f"# of the tests\n{KEY}\n")
             self.spawn("router", "--http-listen", "127.0.0.1:0", "--workers-listen",
-                       "tcp://127.0.0.1:0", "--date", "2025-06-28")
+                       "tcp://127.0.0.1:0", "--date", "2025-06-28", "--api-keys", keys)
             workers = self.word("router", " workers=")
             self.ports["router"] = int(self.word("router", " http_port="))
             for name in ("prefill", "decode"):

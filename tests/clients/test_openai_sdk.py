@@ -17,7 +17,7 @@ from typing import Literal
 import openai
 from pydantic import BaseModel, ConfigDict, Field
 
-from service import Service
+from service import KEY, Service
 
 MODEL = "tandem-tiny"
 SUM = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -38,7 +38,7 @@ class Context:
         self.service = service
         self.slow = slow
         self.options = {"base_url": f"http://127.0.0.1:{service.ports['router']}/v1",
-                        "api_key": "none", "max_retries": 0, "timeout": service.patience}
+                        "api_key": KEY, "max_retries": 0, "timeout": service.patience}
         self.client = openai.OpenAI(**self.options)
 
     def chat(self, messages=None, **more):
@@ -343,6 +343,17 @@ def test_sdk_context_length(c):
     long = [{"role": "user", "content": "1 " * limit}]
     refused(openai.BadRequestError, lambda: c.chat(long), param="messages",
             code="context_length_exceeded", says=[str(limit), "tokens long"])
+
+
+def test_sdk_authentication(c):
+    for key in ("none", KEY + "x"):
+        with openai.OpenAI(**{**c.options, "api_key": key}) as client:
+            ask = {"model": MODEL, "messages": SUM}
+            refused(openai.AuthenticationError, lambda: client.chat.completions.create(**ask),
+                    param=None, code="invalid_api_key", says=["API key"])
+            refused(openai.AuthenticationError, client.models.list,
+                    param=None, code="invalid_api_key", says=["not one of"])
+    assert KEY not in c.service.log("router"), "a key is in the log"
 
 
 # ---- other endpoints ----
