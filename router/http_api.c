@@ -289,6 +289,9 @@ td_status http_api_create(router *r, http_api **out, td_error *err)
     a->r = r;
     if (cfg->responses_store > 0)
         st = responses_store_create(cfg->responses_store, cfg->responses_ttl_ms * TD_USEC_PER_MSEC,
+                                    td_metrics_gauge(r->metrics, "tandem:responses_stored_bytes",
+                                                     "Memory of finished responses that are kept.",
+                                                     NULL),
                                     &a->responses, err);
     if (st == TD_OK && cfg->api_keys[0] != '\0')
         st = open_keys(a, err);

@@ -214,10 +214,17 @@ static void rename_param(td_error *err)
 {
     static const char *const names[][2] = {{"messages", "input"},
                                            {"max_tokens", "max_output_tokens"}};
+    static const char nested[] = ".function.";
+    char *function = strncmp(err->param, "tools[", 6) == 0 ? strstr(err->param, nested) : NULL;
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(err->param, names[i][0]) == 0)
             snprintf(err->param, sizeof err->param, "%s", names[i][1]);
+    if (function != NULL) { /* a function's members are the tool's own here */
+        const char *rest = function + sizeof nested - 2; /* from the second dot on */
+
+        memmove(function, rest, strlen(rest) + 1);
+    }
 }
 
 static void on_error(void *user, const td_error *error, uint32_t retry_s)

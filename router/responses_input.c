@@ -149,6 +149,8 @@ static td_status take_call_output(reader *r, const cJSON *item)
         return st;
     if (output.ptr == NULL)
         return td_fail_param(r->err, at(r, "output").text, "%s is missing", at(r, "output").text);
+    if (id.len == 0)
+        return td_fail_param(r->err, at(r, "call_id").text, "%s is empty", at(r, "call_id").text);
     if (!r->c->oom && !is_known_call(r->c, id))
         return td_fail_param(r->err, at(r, "call_id").text,
                              "%s: no function_call before it has the call_id '%.*s'",

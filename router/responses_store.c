@@ -20,10 +20,11 @@ struct responses_store {
     entry *table, *oldest;
     size_t bytes, max_bytes;
     td_usec ttl;
+    td_gauge *gauge; /* of bytes, or NULL */
 };
 
-td_status responses_store_create(size_t max_bytes, td_usec ttl, responses_store **out,
-                                 td_error *err)
+td_status responses_store_create(size_t max_bytes, td_usec ttl, td_gauge *gauge,
+                                 responses_store **out, td_error *err)
 {
     responses_store *s = calloc(1, sizeof *s);
 
@@ -31,15 +32,23 @@ td_status responses_store_create(size_t max_bytes, td_usec ttl, responses_store 
         return td_fail(err, TD_NOMEM, "no memory for stored responses");
     s->max_bytes = max_bytes;
     s->ttl = ttl;
+    s->gauge = gauge;
     *out = s;
     return TD_OK;
+}
+
+static void count(responses_store *s, size_t bytes)
+{
+    s->bytes = bytes;
+    if (s->gauge != NULL)
+        td_gauge_set(s->gauge, (double)bytes);
 }
 
 static void drop(responses_store *s, entry *e)
 {
     HASH_DEL(s->table, e);
     DL_DELETE(s->oldest, e);
-    s->bytes -= e->bytes;
+    count(s, s->bytes - e->bytes);
     td_buf_free(&e->object);
     td_buf_free(&e->items);
     free(e->id);
@@ -87,7 +96,7 @@ void responses_store_add(responses_store *s, const char *id, td_buf *object, td_
     *object = *items = (td_buf){0};
     HASH_ADD_KEYPTR(hh, s->table, e->id, strlen(e->id), e);
     DL_APPEND(s->oldest, e);
-    s->bytes += bytes;
+    count(s, s->bytes + bytes);
 }
 
 static entry *find(responses_store *s, td_slice id, td_usec now)

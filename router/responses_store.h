@@ -1,6 +1,7 @@
 /* responses_store: finished responses, for a while, by id: so that a client may look one up, or go
  * on from it by previous_response_id. Bounded in bytes: the oldest make room, and none outlives its
- * time. In this process's memory only, so another router knows nothing of them.
+ * time; memory of those whose time is over comes back with the next use. In this process only:
+ * another router knows nothing of them.
  *
  * One thread at a time; time is passed in. */
 #ifndef TANDEM_ROUTER_RESPONSES_STORE_H
@@ -8,13 +9,14 @@
 
 #include "common/buf.h"
 #include "common/clock.h"
+#include "common/metrics.h"
 #include "common/status.h"
 
 typedef struct responses_store responses_store;
 
-/* TD_NOMEM. *out is set on success only. */
-TD_MUST_CHECK td_status responses_store_create(size_t max_bytes, td_usec ttl, responses_store **out,
-                                               td_error *err);
+/* gauge follows the bytes; NULL: none. TD_NOMEM. *out is set on success only. */
+TD_MUST_CHECK td_status responses_store_create(size_t max_bytes, td_usec ttl, td_gauge *gauge,
+                                               responses_store **out, td_error *err);
 void responses_store_free(responses_store *s); /* NULL is fine */
 
 /* Keep a response under its id, which is new. object and items are moved, and freed where there is

@@ -128,6 +128,15 @@ def test_sdk_response_incomplete(c):
         same(last.output_text, r.output_text)
 
 
+def test_sdk_response_stop(c):
+    """No field of this API, but one that every other endpoint here has."""
+    ask = {"extra_body": {"stop": ["never said", " = "]}}
+    r = create(c, **ask)
+    same((r.output_text, r.status, r.output[1].status), ("12 + 30", "completed", "completed"))
+    last, types = gather(create(c, **ask, stream=True))
+    same((last.output_text, types[-1]), ("12 + 30", "response.completed"))
+
+
 def test_sdk_response_logprobs(c):
     ask = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     part = create(c, **ask).output[1].content[0]
@@ -286,6 +295,7 @@ def test_sdk_response_errors(c):
             ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "item_reference"),
             ({"input": [{"type": "function_call_output", "call_id": "nope", "output": "x"}]},
              "input[0].call_id", "nope"),
+            ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "a b"),
             ({"stream": True, "truncation": "auto"}, "truncation", "not supported")):
         refused(bad, lambda: create(c, **more), param=param, code=None, says=[says])
     refused(openai.NotFoundError,

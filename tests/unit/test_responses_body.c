@@ -409,6 +409,7 @@ static void test_mistakes_are_named(void **state)
          "input[1].name", "a b"},
         {ITEM("{\"type\":\"function_call\",\"call_id\":\"a\",\"name\":\"f\",\"arguments\":{}}"),
          "input[1].arguments", "an object"},
+        {ITEM(CALL("") "," OUTPUT("", "x")), "input[2].call_id", "empty"},
         {ITEM(OUTPUT("nope", "x")), "input[1].call_id", "nope"},
         {ITEM(CALL("a") ",{\"type\":\"function_call_output\",\"call_id\":\"a\"}"),
          "input[2].output", "missing"},

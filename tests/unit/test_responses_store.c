@@ -13,7 +13,7 @@ static responses_store *make(size_t max_bytes)
     responses_store *s = NULL;
     td_error err = {0};
 
-    assert_int_equal(responses_store_create(max_bytes, 100, &s, &err), TD_OK);
+    assert_int_equal(responses_store_create(max_bytes, 100, NULL, &s, &err), TD_OK);
     return s;
 }
 
