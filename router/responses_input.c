@@ -15,9 +15,7 @@ typedef struct reader {
     chat *c;
     const char *name; /* of the array */
     size_t i;         /* item at hand */
-    /* What the last message of the chat may still take in: it is the assistant's, and the model
-     * wrote it and what comes next in one go. */
-    bool takes_content, takes_calls;
+    bool takes_calls; /* the last message of the chat, which the model went on from with a call */
     td_error *err;
 } reader;
 
@@ -34,14 +32,6 @@ static bool is_word(const cJSON *v, const char *word)
     return cJSON_IsString(v) && strcmp(v->valuestring, word) == 0;
 }
 
-/* The message of the chat that the item goes into. */
-static chat_message *open_assistant(reader *r, bool joins)
-{
-    if (joins && r->c->n_messages > 0) /* none when memory has ended */
-        return &r->c->messages[r->c->n_messages - 1];
-    return chat_add_message(r->c, CHAT_ASSISTANT);
-}
-
 static td_status take_assistant(reader *r, const cJSON *item, td_slice content)
 {
     const cJSON *phase = openai_field(item, "phase");
@@ -52,10 +42,9 @@ static td_status take_assistant(reader *r, const cJSON *item, td_slice content)
                              "%s must be \"commentary\" or \"final_answer\"", at(r, "phase").text);
     if (content.len == 0) /* it says nothing, and separates nothing */
         return TD_OK;
-    m = open_assistant(r, r->takes_content);
+    m = chat_add_message(r->c, CHAT_ASSISTANT);
     m->content = content;
     m->preamble = is_word(phase, "commentary");
-    r->takes_content = false;
     /* Without a phase, as from other servers, what stands before a call was its preamble. */
     r->takes_calls = !is_word(phase, "final_answer");
     return TD_OK;
@@ -86,7 +75,7 @@ static td_status take_message(reader *r, const cJSON *item)
         if (roles[k].role == CHAT_ASSISTANT)
             return take_assistant(r, item, content);
         chat_add_message(r->c, roles[k].role)->content = content;
-        r->takes_content = r->takes_calls = false;
+        r->takes_calls = false;
         return TD_OK;
     }
     return td_fail_param(r->err, at(r, "role").text,
@@ -102,15 +91,17 @@ static td_status take_reasoning(reader *r, const cJSON *item)
     if (st != TD_OK || text.len == 0)
         return st;
     chat_add_message(r->c, CHAT_ASSISTANT)->reasoning = text;
-    r->takes_content = r->takes_calls = true;
+    r->takes_calls = true;
     return TD_OK;
 }
 
 static td_status take_call(reader *r, const cJSON *item)
 {
     chat_tool_call call = {0};
+    chat_message *m;
     const path where = at(r, "");
     td_status st = openai_take_string(item, "call_id", where.text, true, r->c, &call.id, r->err);
+
     if (st == TD_OK)
         st = openai_take_string(item, "name", where.text, true, r->c, &call.name, r->err);
     if (st == TD_OK)
@@ -120,8 +111,11 @@ static td_status take_call(reader *r, const cJSON *item)
     if (!harmony_call_name_ok(chat_bare_name(call.name)))
         return td_fail_param(r->err, at(r, "name").text, "%s: '%.*s' cannot be a function's name",
                              at(r, "name").text, chat_shown(call.name), call.name.ptr);
-    *chat_add_tool_call(r->c, open_assistant(r, r->takes_calls)) = call;
-    r->takes_content = false;
+    if (r->takes_calls && r->c->n_messages > 0) /* none when memory has ended */
+        m = &r->c->messages[r->c->n_messages - 1];
+    else
+        m = chat_add_message(r->c, CHAT_ASSISTANT);
+    *chat_add_tool_call(r->c, m) = call;
     r->takes_calls = true;
     return TD_OK;
 }
@@ -158,7 +152,7 @@ static td_status take_call_output(reader *r, const cJSON *item)
     m = chat_add_message(r->c, CHAT_TOOL);
     m->content = output;
     m->tool_call_id = id;
-    r->takes_content = r->takes_calls = false;
+    r->takes_calls = false;
     return TD_OK;
 }
 

@@ -48,7 +48,7 @@ static void add_part(const responses_item *t, td_slice text, td_slice logprobs, 
     td_buf_byte(b, '}');
 }
 
-/* An item as it was when it began (empty) or is now. */
+/* An item as it is, or, just begun, without what it may have by now. */
 static void add_item(const responses_output *o, size_t i, bool empty, td_buf *b)
 {
     const responses_item *t = &o->items[i];
@@ -56,7 +56,7 @@ static void add_item(const responses_output *o, size_t i, bool empty, td_buf *b)
     td_buf_str(b, "{\"id\":\"");
     add_item_id(o, i, b);
     td_buf_fmt(b, "\",\"status\":\"%s\"",
-               empty || t->open ? "in_progress" : (t->complete ? "completed" : "incomplete"));
+               t->open ? "in_progress" : (t->complete ? "completed" : "incomplete"));
     if (t->kind == RESPONSES_CALL) {
         td_buf_fmt(b, ",\"type\":\"function_call\",\"call_id\":\"%s\",\"name\":", t->call_id);
         add_string(b, slice_of(&t->name));

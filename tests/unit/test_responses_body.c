@@ -135,6 +135,11 @@ static void test_items_of_a_turn_belong_together(void **state)
                  P_USER P_CALL P_ANALYSIS("r") P_CALL P_OUTPUT("1") P_OUTPUT("2"));
     assert_turns("[" USER "," REASONING("r") "," REASONING("s") "," CALL("a") "]",
                  P_USER P_ANALYSIS("r") P_ANALYSIS("s") P_CALL);
+    /* After a result or a question the model begins anew. */
+    assert_turns("[" USER "," CALL("a") "," OUTPUT("a", "1") "," CALL("b") "," OUTPUT("b", "2") "]",
+                 P_USER P_CALL P_OUTPUT("1") P_CALL P_OUTPUT("2"));
+    assert_turns("[" USER "," REASONING("r") "," USER "," CALL("a") "]",
+                 P_USER P_ANALYSIS("r") P_USER P_CALL);
     /* A preamble that no call followed is still no final answer. */
     assert_turns("[" USER "," REASONING("r") "," MESSAGE(",\"phase\":\"commentary\"", "p") "," USER
                                                                                            "]",

@@ -287,6 +287,11 @@ static void test_a_cut_answer_is_incomplete(void **state)
     td_buf_free(&names);
     td_buf_free(&object);
     responses_output_free(&o);
+    o = make(false); /* the same, where nobody says that the message ends */
+    responses_output_content(&o, TD_SLICE("a"), true);
+    responses_output_finish(&o, "length", &usage, 1, TD_SLICE(""), NULL);
+    assert_items(&o, "1i\"a\" ");
+    responses_output_free(&o);
 }
 
 static void test_a_failure_is_the_last_event(void **state)
@@ -329,6 +334,103 @@ static void test_an_answer_without_words_is_an_empty_message(void **state)
     responses_output_free(&o);
 }
 
+/* ---- any order of pieces ---- */
+
+static uint32_t seed;
+
+static uint32_t next_random(uint32_t n)
+{
+    seed = seed * 1664525 + 1013904223;
+    return (seed >> 8) % n;
+}
+
+static void say_anything(responses_output *o, unsigned n)
+{
+    static const char *const texts[] = {"a", "\n", "", "\"\\", "\n\n", "\xc3\xa9\x01"};
+
+    for (unsigned i = 0; i < n; i++) {
+        const td_slice text = td_slice_of(texts[next_random(sizeof texts / sizeof *texts)]);
+
+        switch (next_random(7)) {
+        case 0: responses_output_reasoning(o, text); break;
+        case 1: responses_output_content(o, text, next_random(2) == 0); break;
+        case 2: responses_output_call(o, "call_1", TD_SLICE("f")); break;
+        case 3: responses_output_arguments(o, text); break;
+        case 4: responses_output_logprobs(o, TD_SLICE("{}")); break;
+        default:
+            responses_output_message_end(o, (responses_kind)next_random(3), next_random(4) > 0);
+        }
+    }
+}
+
+/* Whatever comes: items open and close one after another, each once; what deltas add up to is what
+ * done says and what the object has. */
+static void check_events(const cJSON *events, const cJSON *items)
+{
+    int open = -1, begun = 0;
+    const cJSON *e;
+
+    cJSON_ArrayForEach(e, events)
+    {
+        const char *type = text_of(e, "type");
+        const cJSON *index = cJSON_GetObjectItem(e, "output_index");
+
+        if (index == NULL)
+            continue;
+        if (strcmp(type, "response.output_item.added") == 0) {
+            assert_int_equal(open, -1);
+            open = begun++;
+        }
+        assert_int_equal(index->valueint, open);
+        if (strcmp(type, "response.output_item.done") == 0) {
+            assert_true(cJSON_Compare(member(e, "item"), cJSON_GetArrayItem(items, open), true));
+            open = -1;
+        }
+    }
+    assert_int_equal(open, -1);
+    assert_int_equal(begun, cJSON_GetArraySize(items));
+    for (int i = 0; i < begun; i++) {
+        const cJSON *item = cJSON_GetArrayItem(items, i);
+        const char *kind = text_of(item, "type");
+        const cJSON *part = cJSON_GetArrayItem(cJSON_GetObjectItem(item, "content"), 0);
+
+        if (strcmp(kind, "function_call") == 0)
+            assert_joined(events, "response.function_call_arguments.delta", i, "delta",
+                          text_of(item, "arguments"));
+        else
+            assert_joined(events,
+                          strcmp(kind, "message") == 0 ? "response.output_text.delta"
+                                                       : "response.reasoning_text.delta",
+                          i, "delta", text_of(part, "text"));
+    }
+}
+
+static void test_any_order_of_pieces(void **state)
+{
+    (void)state;
+    for (unsigned round = 0; round < 400; round++) {
+        responses_output o = make(true);
+        td_buf names = {0}, object = {0};
+        cJSON *events, *root;
+
+        seed = round;
+        responses_output_start(&o);
+        say_anything(&o, next_random(30));
+        responses_output_finish(&o, round % 3 == 0 ? "length" : "stop", &usage, 1, TD_SLICE(""),
+                                &object);
+        assert_false(o.oom);
+        root = cJSON_Parse(object.ptr);
+        assert_non_null(root);
+        events = events_of(&o, &names);
+        check_events(events, member(root, "output"));
+        cJSON_Delete(events);
+        cJSON_Delete(root);
+        td_buf_free(&names);
+        td_buf_free(&object);
+        responses_output_free(&o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -338,6 +440,7 @@ int main(void)
         cmocka_unit_test(test_logprobs_go_with_their_text),
         cmocka_unit_test(test_a_cut_answer_is_incomplete),
         cmocka_unit_test(test_a_failure_is_the_last_event),
+        cmocka_unit_test(test_any_order_of_pieces),
         cmocka_unit_test(test_an_answer_without_words_is_an_empty_message),
     };
 
