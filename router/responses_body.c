@@ -49,7 +49,7 @@ static td_status take_previous(const cJSON *root, const openai_defaults *d,
         return err->code = TD_NOTFOUND;
     }
     /* Read like a body: a chain of turns that were within its bounds may not be so any more. */
-    td_buf_str(&text, "{\"items\":[");
+    td_buf_str(&text, "{\"input\":[");
     td_buf_add(&text, items.ptr, items.len);
     td_buf_str(&text, "]}");
     if (text.oom)
@@ -61,7 +61,7 @@ static td_status take_previous(const cJSON *root, const openai_defaults *d,
                            "previous_response_id: the conversation has become too large to go on "
                            "with; send fewer items as input");
     if (st == TD_OK)
-        st = responses_take_items(openai_field(tree, "items"), "previous_response_id", &q->g.chat,
+        st = responses_take_items(openai_field(tree, "input"), "previous_response_id", &q->g.chat,
                                   err);
     cJSON_Delete(tree);
     td_buf_free(&text);
