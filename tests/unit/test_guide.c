@@ -348,6 +348,46 @@ static void test_reasoning_is_free_and_does_not_come_twice(void **state)
     td_tokens_free(&more);
 }
 
+/* In the mask or refused, for every token, at each place of a few headers. */
+static void test_masks_of_headers_are_exact(void **state)
+{
+    static const char *const answers[] = {
+        " to=functions.get_time<|channel|>commentary <|constrain|>json<|message|>{",
+        "<|channel|>commentary to=functions.get json<|message|>{",
+        "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>x",
+    };
+    const harmony *h = fixture_harmony();
+    generation g;
+
+    (void)state;
+    parse(TOOLS, &g);
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        td_tokens ids = fixture_tokens(h, answers[i]), bytes = fixture_bytes(h, &ids), at = ids;
+
+        for (int cut = 0; cut < 2; cut++, at = bytes) { /* in words, and byte by byte */
+            for (size_t n = cut ? at.len / 2 : 0; n < at.len; n++) {
+                td_tokens so_far = {.ptr = at.ptr, .len = n};
+                td_guide *here = open_at(&g, &so_far);
+
+                for (int32_t id = -1; id < n_ids + 1; id++) {
+                    td_guide *there = open_at(&g, &so_far);
+                    bool in = id >= 0 && id < n_ids && in_mask(td_guide_mask(here), id);
+                    td_error err = {0};
+
+                    if ((td_guide_accept(there, id, &err) == TD_OK) != in)
+                        fail_msg("%s, after %zu: token %d, in the mask: %d", answers[i], n, id, in);
+                    td_guide_free(there);
+                }
+                assert_true(in_mask(td_guide_mask(here), at.ptr[n]));
+                td_guide_free(here);
+            }
+        }
+        td_tokens_free(&ids);
+        td_tokens_free(&bytes);
+    }
+    generation_free(&g);
+}
+
 static void expect_refusal(const char *members, const char *param, const char *says)
 {
     const openai_defaults d = {.date = "", .allow_ignore_eos = true, .vocab = n_ids};
@@ -527,6 +567,7 @@ int main(void)
         cmocka_unit_test(test_only_what_must_be_held_is),
         cmocka_unit_test(test_a_continued_answer_begins_in_its_text),
         cmocka_unit_test(test_reasoning_is_free_and_does_not_come_twice),
+        cmocka_unit_test(test_masks_of_headers_are_exact),
         cmocka_unit_test(test_what_cannot_be_held_is_refused_by_name),
         cmocka_unit_test(test_descriptions_from_the_wire_are_checked),
         cmocka_unit_test(test_plans_are_shared_between_threads),

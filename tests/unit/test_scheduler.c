@@ -244,6 +244,33 @@ static void test_scheduler_masks_the_rows_that_are_guided(void **state)
     td_guides_close(guides);
 }
 
+/* Past the end of what it allows a guide has no mask, which is not a mask without bits: the row
+ * fails with a reason before a token is drawn. */
+static void test_scheduler_a_dead_end_fails_its_row(void **state)
+{
+    td_guides *guides;
+    Tandem__Guide m = TANDEM__GUIDE__INIT;
+    reservation r = landed(0, 0, 100);
+    scheduler *s;
+    td_error err = {0};
+
+    (void)state;
+    assert_int_equal(td_guides_open("tests/data/harmony", 1024, &guides, &err), TD_OK);
+    m.final = m.begun = true;
+    assert_int_equal(td_generation_open_guide(guides, &m, NULL, 0, &r.generation.guide, &err),
+                     TD_OK);
+    for (int32_t id = 0; id < 1024; id++)
+        if (td_guide_mask(r.generation.guide)[id / 32] >> id % 32 & 1)
+            r.arrival.first_token = id; /* <|return|> is the last one of them */
+    assert_int_equal(scheduler_create(BATCH, &s, NULL), TD_OK);
+    assert_int_equal(scheduler_admit(s, &r), SCHED_FAILED);
+    assert_int_equal(r.failed.code, TD_INTERNAL);
+    assert_non_null(strstr(r.failed.text, "no token can follow"));
+    scheduler_free(s);
+    td_generation_free(&r.generation);
+    td_guides_close(guides);
+}
+
 static void test_generation_read_refuses_what_sampling_cannot_take(void **state)
 {
     static const int32_t ids[] = {1, -2};
@@ -287,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_remove_finds_a_request_in_the_batch_or_waiting),
         cmocka_unit_test(test_scheduler_counts_the_tokens_of_an_answer),
         cmocka_unit_test(test_scheduler_masks_the_rows_that_are_guided),
+        cmocka_unit_test(test_scheduler_a_dead_end_fails_its_row),
         cmocka_unit_test(test_generation_read_refuses_what_sampling_cannot_take),
     };
 
