@@ -192,6 +192,7 @@ static void check_calls(const record *r)
 /* How many of a number of answers had what. */
 typedef struct tally {
     size_t reasoning, content, get, get_time;
+    size_t others; /* of get_time, with arguments that its schema does not have */
 } tally;
 
 static tally walk_many(const char *members, bool json, size_t n)
@@ -213,6 +214,7 @@ static tally walk_many(const char *members, bool json, size_t n)
         t.content += r.content.len > 0;
         t.get += r.n_calls == 1 && strcmp(r.calls[0].name.ptr, "get") == 0;
         t.get_time += r.n_calls == 1 && strcmp(r.calls[0].name.ptr, "get_time") == 0;
+        t.others += r.n_calls == 1 && strstr(r.calls[0].arguments.ptr, "\"n\"") == NULL;
         record_fini(&r);
         td_tokens_free(&ids);
     }
@@ -257,6 +259,7 @@ static void test_tool_choice_decides_which_calls_may_come(void **state)
     (void)state;
     assert_int_equal(t.get + t.get_time, 60);
     assert_true(t.get > 0 && t.get_time > 0 && t.reasoning > 0);
+    assert_true(t.others > 0 && t.others <= t.get_time);
     assert_int_equal(t.content, 0);
     /* "get" begins "get_time": the name ends where the header goes on. */
     t = walk_many(TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"get\"}}",
