@@ -60,9 +60,7 @@ typedef struct guide_plan {
 enum {
     GUIDE_CACHE = 64,
     GUIDE_CACHE_KEY_BYTES = 64 << 10,
-    /* The most that masks may be computed ahead: at start, and for a grammar that is new. */
-    GUIDE_PREPARE_ALL_US = 2000000,
-    GUIDE_PREPARE_US = 20000,
+    GUIDE_PREPARE_US = 20000, /* the most that masks of a new request are computed ahead */
 };
 
 struct td_guides {

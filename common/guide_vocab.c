@@ -78,20 +78,6 @@ static td_status make_text_masks(td_guides *g, td_error *err)
     return TD_OK;
 }
 
-/* Strings, numbers and other JSON are in every grammar; with a large vocabulary their masks take a
- * while the first time, which no answer should meet. */
-static td_status prepare(td_guides *g, td_error *err)
-{
-    td_grammar *json;
-    td_status st = td_grammar_any_object(&json, err);
-
-    if (st != TD_OK)
-        return st;
-    td_grammar_prepare(json, g->set, GUIDE_PREPARE_ALL_US);
-    td_grammar_free(json);
-    return TD_OK;
-}
-
 td_status td_guides_open(const char *folder, int32_t n_ids, td_guides **out, td_error *err)
 {
     td_guides *g = calloc(1, sizeof *g);
@@ -112,8 +98,6 @@ td_status td_guides_open(const char *folder, int32_t n_ids, td_guides **out, td_
         st = make_set(g, err);
     if (st == TD_OK)
         st = make_text_masks(g, err);
-    if (st == TD_OK)
-        st = prepare(g, err);
     if (st != TD_OK) {
         td_guides_close(g);
         return st;
