@@ -59,8 +59,7 @@ typedef struct guide_plan {
 
 enum {
     GUIDE_CACHE = 64,
-    GUIDE_CACHE_KEY_BYTES = 64 << 10,
-    GUIDE_PREPARE_US = 20000, /* the most that masks of a new request are computed ahead */
+    GUIDE_CACHE_KEY_BYTES = 256 << 10,
 };
 
 struct td_guides {

@@ -252,18 +252,6 @@ static guide_plan *put_cached(td_guides *g, guide_plan *p)
     return out != NULL && --out->refs == 0 ? out : NULL;
 }
 
-/* Masks of what is the plan's own, ahead of the answer that will want them. */
-static void prepare(td_guides *g, const guide_plan *p)
-{
-    td_usec end = td_now_us() + GUIDE_PREPARE_US;
-
-    if (p->final != NULL)
-        td_grammar_prepare(p->final, g->set, end - td_now_us());
-    for (int32_t i = 0; i < p->n_functions && td_now_us() < end; i++)
-        if (p->schemas[i] != NULL)
-            td_grammar_prepare(p->schemas[i], g->set, end - td_now_us());
-}
-
 td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, guide_plan **out, td_error *err)
 {
     size_t n = tandem__guide__get_packed_size(m);
@@ -293,7 +281,6 @@ td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, guide_plan **out,
         free(key);
         return st;
     }
-    prepare(g, made);
     made->key = key;
     made->n_key = n;
     made->hash = hash;
