@@ -126,6 +126,13 @@ const char *ask_error(const ask *a, const char *name);
 void ask_assert_good(const ask *a);
 /* The same words, calls, end and number of tokens. */
 void ask_assert_same(const ask *a, const ask *b);
+/* Bytes of text so far. */
+size_t ask_said(const ask *a);
+/* What came with no fault in the way and what was carried over the loss of a worker, which had said
+ * so many bytes by then. The same, on the CPU. On a GPU (cuda) prefill sums in another order than
+ * decode, so that what comes after the loss may be other words: there, what was said before and the
+ * number of tokens are the same. */
+void ask_assert_carried(const ask *alone, const ask *carried, size_t said, bool cuda);
 
 /* GET, whole: the status; *body (may be NULL) is the caller's. -1: nobody listens there. */
 int http_get(uint16_t port, const char *path, td_buf *body);

@@ -51,6 +51,42 @@ void ask_assert_good(const ask *a)
     assert_int_equal(a->after_finish, 0);
 }
 
+size_t ask_said(const ask *a)
+{
+    return a->content.len + a->reasoning.len;
+}
+
+static size_t alike(const td_buf *a, const td_buf *b)
+{
+    size_t n = 0;
+
+    while (n < a->len && n < b->len && a->ptr[n] == b->ptr[n])
+        n++;
+    return n;
+}
+
+void ask_assert_carried(const ask *alone, const ask *carried, size_t said, bool cuda)
+{
+    size_t same =
+        alike(&alone->content, &carried->content) + alike(&alone->reasoning, &carried->reasoning);
+
+    if (!cuda) {
+        ask_assert_same(alone, carried);
+        return;
+    }
+    ask_assert_good(alone);
+    ask_assert_good(carried);
+    if (same < said)
+        fail_msg("an answer changed %zu bytes in; it had said %zu when its worker was lost", same,
+                 said);
+    assert_string_equal(alone->finish, carried->finish);
+    if (alone->usage != NULL && carried->usage != NULL) {
+        assert_true(ask_usage(alone, "prompt_tokens") == ask_usage(carried, "prompt_tokens"));
+        assert_true(ask_usage(alone, "completion_tokens") ==
+                    ask_usage(carried, "completion_tokens"));
+    }
+}
+
 void ask_assert_same(const ask *a, const ask *b)
 {
     ask_assert_good(a);

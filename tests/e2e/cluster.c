@@ -184,6 +184,11 @@ const char *cluster_worker_options(void)
     return options ? options : "";
 }
 
+bool cluster_is_cuda(void)
+{
+    return strstr(cluster_worker_options(), "cuda") != NULL;
+}
+
 static process *start_worker(cluster *c, const char *role, const char *options)
 {
     char name[32];

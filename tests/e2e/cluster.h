@@ -62,6 +62,7 @@ process *cluster_decode(cluster *c, const char *options);
  * run on another backend ("--backend cuda --kv-memory 512MiB"). TANDEM_E2E_BIN: where the programs
  * are. */
 const char *cluster_worker_options(void);
+bool cluster_is_cuda(void); /* whether they say --backend cuda */
 /* One router, one of each. */
 void cluster_simple(cluster *c);
 

@@ -15,8 +15,8 @@ static const char *quick_router(void)
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return "--recovery-timeout 3s --lease 12s";
 #else
-    return strstr(cluster_worker_options(), "cuda") != NULL ? "--recovery-timeout 10s --lease 25s"
-                                                            : "--recovery-timeout 600ms --lease 4s";
+    return cluster_is_cuda() ? "--recovery-timeout 10s --lease 25s"
+                             : "--recovery-timeout 600ms --lease 4s";
 #endif
 }
 
@@ -49,6 +49,18 @@ static void await_under_way(ask *a)
     ASKS_UNTIL(a[0].n_pieces > 4 && a[2].n_pieces > 4, a, N_KINDS);
 }
 
+static void note_said(const ask *a, size_t *said)
+{
+    for (size_t i = 0; i < N_KINDS; i++)
+        said[i] = ask_said(&a[i]);
+}
+
+static void check_carried(const ask *alone, const ask *hit, const size_t *said)
+{
+    for (size_t i = 0; i < N_KINDS; i++)
+        ask_assert_carried(&alone[i], &hit[i], said[i], cluster_is_cuda());
+}
+
 static void check_told(const ask *a)
 {
     if (a->stream) {
@@ -79,6 +91,7 @@ static double retries(const cluster *c)
 static void test_decode_dies(cluster *c)
 {
     ask alone[N_KINDS], hit[N_KINDS];
+    size_t said[N_KINDS];
     process *d[2];
 
     cluster_router(c, quick_router());
@@ -89,11 +102,11 @@ static void test_decode_dies(cluster *c)
     asks_wait(alone, N_KINDS);
     ask_long(c, hit, 300);
     await_under_way(hit);
+    note_said(hit, said);
     d[1] = cluster_decode(c, QUICK_DECODE);
     process_kill(d[0]); /* all four are on it, the other is on its way */
     asks_wait(hit, N_KINDS);
-    for (size_t i = 0; i < N_KINDS; i++)
-        ask_assert_same(&alone[i], &hit[i]);
+    check_carried(alone, hit, said);
     assert_true(retries(c) >= N_KINDS);
     assert_true(ask_tandem(&hit[0], "retries") >= 1);
     cluster_ready(c);
@@ -136,6 +149,7 @@ static void test_last_decode_dies(cluster *c)
 static void test_decode_dies_twice(cluster *c)
 {
     ask alone[N_KINDS], hit[N_KINDS];
+    size_t said[N_KINDS];
     process *d[2];
 
     cluster_router(c, "");
@@ -150,13 +164,14 @@ static void test_decode_dies_twice(cluster *c)
         size_t seen = hit[0].n_pieces;
 
         ASKS_UNTIL(hit[0].n_pieces > seen + 20, hit, N_KINDS);
+        if (k == 0)
+            note_said(hit, said);
         process_kill(d[k]);
         process_restart(c, d[k]);
         cluster_ready(c);
     }
     asks_wait(hit, N_KINDS);
-    for (size_t i = 0; i < N_KINDS; i++)
-        ask_assert_same(&alone[i], &hit[i]);
+    check_carried(alone, hit, said);
     assert_true(retries(c) > 0);
     E2E_AWAIT(decode_is_empty(d[0]) && decode_is_empty(d[1]));
     asks_free(alone, N_KINDS);
@@ -167,6 +182,7 @@ static void test_decode_dies_twice(cluster *c)
 static void test_decode_freezes(cluster *c)
 {
     ask alone[N_KINDS], hit[N_KINDS], after;
+    size_t said[N_KINDS];
     process *d[2];
 
     cluster_router(c, quick_router());
@@ -177,11 +193,11 @@ static void test_decode_freezes(cluster *c)
     asks_wait(alone, N_KINDS);
     ask_long(c, hit, 300);
     await_under_way(hit);
+    note_said(hit, said);
     process_signal(d[0], SIGSTOP);
     d[1] = cluster_decode(c, QUICK_DECODE);
     asks_wait(hit, N_KINDS);
-    for (size_t i = 0; i < N_KINDS; i++)
-        ask_assert_same(&alone[i], &hit[i]);
+    check_carried(alone, hit, said);
     assert_true(process_logged(c->router, "no heartbeat in time"));
     process_signal(d[0], SIGCONT);
     E2E_AWAIT(decode_is_empty(d[0]));
