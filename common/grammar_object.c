@@ -333,6 +333,8 @@ static td_status counted_object(gr_schema *c, const gr_view *v, const gr_path *p
 
     if (st == TD_OK)
         st = gr_schema_count(c, v, GR_KW_MAX_PROPERTIES, path, counts->room);
+    if (st == TD_OK && *counts->need > 1) /* a name may come twice, and then is one property */
+        st = gr_schema_fail(c, path, "'minProperties' over 1 is not supported");
     if (st == TD_OK)
         st = check_order(c, path, GR_KW_MIN_PROPERTIES, *counts->need, GR_KW_MAX_PROPERTIES,
                          *counts->room);

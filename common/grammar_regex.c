@@ -105,9 +105,15 @@ static void class_close(parser *p, class *c, bool negate)
 
 static const range digit_ranges[] = {{'0', '9'}};
 static const range word_ranges[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-static const range space_ranges[] = {
-    {'\t', '\r'},     {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
-    {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
+/* White space of both ECMA-262 and Python's re, and of either: with the first for \s and without the
+ * second for \S, a string is valid for whoever looks at it. */
+static const range space_ranges[] = {{'\t', '\r'},     {' ', ' '},       {0xa0, 0xa0},
+                                     {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029},
+                                     {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}};
+static const range spacy_ranges[] = {{'\t', '\r'},     {0x1c, ' '},      {0x85, 0x85},
+                                     {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
+                                     {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
+                                     {0x3000, 0x3000}, {0xfeff, 0xfeff}};
 static const range line_ranges[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
 static void class_of(parser *p, class *out, const range *ranges, size_t n, bool negate)
@@ -129,8 +135,8 @@ static bool named_class(parser *p, class *out)
     case 'D': class_of(p, out, digit_ranges, 1, true); break;
     case 'w': class_of(p, out, word_ranges, 4, false); break;
     case 'W': class_of(p, out, word_ranges, 4, true); break;
-    case 's': class_of(p, out, space_ranges, 10, false); break;
-    case 'S': class_of(p, out, space_ranges, 10, true); break;
+    case 's': class_of(p, out, space_ranges, 9, false); break;
+    case 'S': class_of(p, out, spacy_ranges, 11, true); break;
     default: return false;
     }
     p->at++;

@@ -149,10 +149,10 @@ static void test_objects(void **state)
          "\"integer\"}},\"minProperties\":1}",
          {"{\"a\":1}", "{\"b\":1}"},
          {"{}"}},
-        {"{\"type\":\"object\",\"minProperties\":2,\"maxProperties\":3,\"additionalProperties\":"
+        {"{\"type\":\"object\",\"minProperties\":1,\"maxProperties\":3,\"additionalProperties\":"
          "{\"type\":\"integer\"}}",
-         {"{\"a\":1,\"b\":2}", "{\"a\":1,\"b\":2,\"c\":3}"},
-         {"{}", "{\"a\":1}", "{\"a\":1,\"b\":2,\"c\":3,\"d\":4}"}});
+         {"{\"a\":1}", "{\"a\":1,\"b\":2,\"c\":3}"},
+         {"{}", "{\"a\":1,\"b\":2,\"c\":3,\"d\":4}"}});
 }
 
 static void test_arrays(void **state)
@@ -415,6 +415,7 @@ static void test_refusals_name_the_keyword_and_the_place(void **state)
         {"{\"type\":\"integer\",\"minimum\":\"1\"}", "'minimum' is \"1\""},
         {"{\"enum\":[1],\"minimum\":3}", "'minimum' beside 'enum'"},
         {"{\"enum\":[9007199254740993]}", "2^53"},
+        {"{\"minProperties\":2}", "'minProperties' over 1"},
         {"{\"items\":[{}]}", "use 'prefixItems'"},
         {"{\"properties\":{\"a\":1},\"required\":[\"a\"]}", "#/properties/a: expected a schema"},
         {"{\"properties\":{\"a\":{},\"a\":{}}}", "property 'a' appears twice"},
