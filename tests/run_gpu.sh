@@ -21,7 +21,7 @@ SANITIZED=(test_ops_dense test_ops_attn test_ops_experts_fp8 test_ops_experts te
 TOOLS=(racecheck memcheck initcheck synccheck)
 
 PROGRAMS=(tandem-router tandem-prefill tandem-decode)
-SERVE=(test_kv_cuda test_e2e_model test_e2e_faults test_e2e_device)
+SERVE=(test_kv_cuda test_e2e_model test_e2e_faults test_e2e_device test_e2e_guided)
 
 # run_tests DIR: the programs in DIR, and what they report.
 run_tests() {

@@ -284,6 +284,8 @@ def test_sdk_parse(c):
         same((choice.finish_reason, choice.message.tool_calls), ("stop", None))
         assert isinstance(choice.message.parsed, City), choice.message
         same(json.loads(choice.message.content), choice.message.parsed.model_dump())
+    several = c.client.chat.completions.parse(**ask, temperature=1, seed=9, n=3).choices
+    assert all(isinstance(choice.message.parsed, City) for choice in several)
     whole = c.client.chat.completions.parse(**ask, temperature=0).choices[0].message
     with c.client.chat.completions.stream(**ask, temperature=0) as stream:
         final = stream.get_final_completion().choices[0].message

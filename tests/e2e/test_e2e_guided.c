@@ -38,6 +38,16 @@ static void make_cluster(cluster *c)
     E2E_AWAIT(http_get(few_at_a_time->port, "/ready", NULL) == 200);
 }
 
+/* On a GPU prefill sums in another order than decode, so that an answer which goes on elsewhere may
+ * differ in its words; what it is held to is the same. */
+static void assert_goes_on_as(const ask *alone, const ask *hit)
+{
+    if (strstr(cluster_worker_options(), "cuda") == NULL)
+        ask_assert_same(alone, hit);
+    else
+        ask_assert_good(hit);
+}
+
 static int start_shared(void **state)
 {
     (void)state;
@@ -101,7 +111,9 @@ static void test_a_schema_holds_whatever_is_drawn(cluster *c)
         w.stream = true;
         ask_whole(&stream, cluster_port(c), &w);
         ask_assert_same(&whole, &stream);
-        ask_assert_same(&whole, &parts); /* prefilled again, in the middle of a value */
+        assert_goes_on_as(&whole, &parts); /* prefilled again, in the middle of a value */
+        if (came_to_its_end(&parts))
+            check_plan(&parts.content);
         assert_int_equal(whole.n_calls, 0);
         if (came_to_its_end(&whole)) {
             assert_string_equal(whole.finish, "stop");
@@ -145,7 +157,7 @@ static void test_calls_that_must_come(cluster *c)
         ask_whole(&a, cluster_port(c), &w);
         w.stream = true;
         ask_whole(&stream, few_at_a_time->port, &w);
-        ask_assert_same(&a, &stream);
+        assert_goes_on_as(&a, &stream);
         assert_int_equal(a.content.len, 0);
         if (came_to_its_end(&a)) {
             assert_int_equal(a.n_calls, 1);
@@ -337,7 +349,7 @@ static void test_the_answer_outlives_its_worker(cluster *c)
     for (unsigned i = 0; i < N; i++) {
         cJSON *v;
 
-        ask_assert_same(&alone[i], &hit[i]);
+        assert_goes_on_as(&alone[i], &hit[i]);
         assert_string_equal(hit[i].finish, "stop");
         v = cJSON_ParseWithLength(hit[i].content.ptr, hit[i].content.len);
         assert_int_equal(cJSON_GetArraySize(v), 80);
