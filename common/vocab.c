@@ -38,7 +38,10 @@ int32_t vocab_find(const vocab *v, const void *bytes, size_t n)
     if (n == 0 || n > v->max_ordinary)
         return -1;
     key = piece_key(bytes, n);
-    for (i = slot_of(key, n, v->slot_bits); v->slots[i].len != 0; i = (i + 1) & mask) {
+    i = slot_of(key, n, v->slot_bits + 2);
+    if ((v->maybe[i / 64] >> i % 64 & 1) == 0)
+        return -1;
+    for (i >>= 2; v->slots[i].len != 0; i = (i + 1) & mask) {
         const vocab_slot *s = &v->slots[i];
 
         if (s->key == key && s->len == n &&
@@ -141,7 +144,8 @@ static td_status fill_slots(vocab *v, td_error *err)
         v->slot_bits++;
     mask = ((size_t)1 << v->slot_bits) - 1;
     v->slots = calloc(mask + 1, sizeof *v->slots);
-    if (v->slots == NULL)
+    v->maybe = calloc((mask + 1) / 16 + 1, sizeof *v->maybe);
+    if (v->slots == NULL || v->maybe == NULL)
         return td_fail(err, TD_NOMEM, "no memory for a table of %zu slots", mask + 1);
     for (int32_t id = 0; id < v->n_ordinary; id++) {
         td_slice piece = vocab_bytes(v, id);
@@ -155,6 +159,8 @@ static td_status fill_slots(vocab *v, td_error *err)
         for (i = slot_of(key, piece.len, v->slot_bits); v->slots[i].len != 0; i = (i + 1) & mask)
             ;
         v->slots[i] = (vocab_slot){key, (uint32_t)piece.len, (uint32_t)id};
+        i = slot_of(key, piece.len, v->slot_bits + 2);
+        v->maybe[i / 64] |= (uint64_t)1 << i % 64;
     }
     for (int c = 0; c < 256; c++) {
         unsigned char byte = (unsigned char)c;
@@ -259,6 +265,7 @@ void vocab_fini(vocab *v)
     free(v->bytes);
     free(v->start);
     free(v->slots);
+    free(v->maybe);
     free(v->specials);
     free(v->merges);
     *v = (vocab){0};

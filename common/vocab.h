@@ -44,6 +44,8 @@ typedef struct vocab {
 
     vocab_slot *slots; /* ordinary tokens by their bytes, linear probing */
     unsigned slot_bits;
+    uint64_t *maybe; /* four bits a slot, set where a token hashes to: most words that are none end
+                      * here, in a table that stays in the cache */
 
     vocab_special *specials; /* sorted by name */
     size_t n_specials, max_special;

@@ -266,7 +266,7 @@ static td_status merge_long(const vocab *v, const merges *m, bpe_scratch *s,
     }
     q->rank[n - 1] = MERGE_NONE;
     for (size_t i = n - 1; i-- > 0;) { /* backwards: then the lists come out in order */
-        q->rank[i] = merges_find(m, q->id[i], q->id[i + 1]);
+        q->rank[i] = m->of_bytes[(size_t)piece[i] << 8 | piece[i + 1]];
         room = queue_push(q, q->rank[i], (uint32_t)i) && room;
     }
     while (room && queue_pop(q, &pos))
@@ -288,7 +288,7 @@ static void merge_short(const vocab *v, const merges *m, const unsigned char *pi
     for (size_t i = 0; i < n; i++)
         id[i] = (uint32_t)v->byte_id[piece[i]];
     for (size_t i = 0; i + 1 < n; i++)
-        rank[i] = merges_find(m, id[i], id[i + 1]);
+        rank[i] = m->of_bytes[(size_t)piece[i] << 8 | piece[i + 1]];
     for (;;) {
         uint32_t best = MERGE_NONE;
         size_t at = 0;

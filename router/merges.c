@@ -115,6 +115,18 @@ static td_status fill_from_list(merges *m, const vocab *v, bool *in_id_order, td
     return TD_OK;
 }
 
+/* After slots are complete. */
+static td_status fill_of_bytes(merges *m, const vocab *v, td_error *err)
+{
+    m->of_bytes = malloc((size_t)256 * 256 * sizeof *m->of_bytes);
+    if (m->of_bytes == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for the merges of bytes");
+    for (size_t i = 0; i < (size_t)256 * 256; i++)
+        m->of_bytes[i] =
+            merges_find(m, (uint32_t)v->byte_id[i >> 8], (uint32_t)v->byte_id[i & 255]);
+    return TD_OK;
+}
+
 td_status merges_fill(merges *m, const vocab *v, td_error *err)
 {
     vocab_merge *pairs = NULL;
@@ -134,13 +146,14 @@ td_status merges_fill(merges *m, const vocab *v, td_error *err)
     }
     free(pairs);
     free(whole);
-    return st;
+    return st == TD_OK ? fill_of_bytes(m, v, err) : st;
 }
 
 void merges_fini(merges *m)
 {
     free(m->slots);
     free(m->maybe);
+    free(m->of_bytes);
     free(m->results);
     *m = (merges){0};
 }

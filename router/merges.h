@@ -25,8 +25,9 @@ typedef struct merges {
     /* Four bits a slot, set where some pair hashes to. Most questions are about pairs that do not
      * merge; this answers nine in ten of them from a table that stays in the cache. */
     uint64_t *maybe;
-    uint32_t n_ranks;  /* ranks are below it */
-    uint32_t *results; /* rank -> id of the joined token; NULL: the rank is that id */
+    uint32_t *of_bytes; /* [256][256] the rank of two single bytes, which is where pieces begin */
+    uint32_t n_ranks;   /* ranks are below it */
+    uint32_t *results;  /* rank -> id of the joined token; NULL: the rank is that id */
     bool whole_piece_first;
 } merges;
 
