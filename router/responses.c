@@ -313,9 +313,32 @@ static bool find_items(void *arg, td_slice id, td_slice *items)
     return responses_store_find(arg, id, td_now_us(), NULL, items);
 }
 
+/* An item's id has its response's key in it, and its text in what was kept begins with the id, in
+ * quotes that no text inside JSON can have. */
+static bool find_item(void *arg, td_slice id, td_slice *json)
+{
+    const char *key = memchr(id.ptr, '_', id.len);
+    char response_id[48], begins[80];
+    td_slice items;
+    const char *at;
+
+    if (key == NULL || id.len > 48 || id.ptr + id.len - key < 33 ||
+        strspn(id.ptr, "abcdefghijklmnopqrstuvwxyz_0123456789") != id.len)
+        return false;
+    snprintf(response_id, sizeof response_id, "resp_%.32s", key + 1);
+    if (!find_items(arg, td_slice_of(response_id), &items))
+        return false;
+    snprintf(begins, sizeof begins, "{\"id\":\"%.*s\"", (int)id.len, id.ptr);
+    at = strstr(items.ptr, begins);
+    if (at == NULL)
+        return false;
+    *json = (td_slice){at, items.len - (size_t)(at - items.ptr)};
+    return true;
+}
+
 void responses_start(router *r, responses_store *store, td_http_request *req)
 {
-    const responses_history history = {.find = find_items, .arg = store};
+    const responses_history history = {.find = find_items, .find_item = find_item, .arg = store};
     td_slice body = td_http_request_body(req);
     char date[16];
     openai_defaults d = router_defaults(r, date);

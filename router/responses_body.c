@@ -1,11 +1,15 @@
 #include "router/responses_body.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "router/harmony_tools.h"
 #include "router/openai_json.h"
 #include "router/responses_fields.h"
 #include "router/responses_input.h"
+
+/* A reference is short and an item may be long: bytes of all items that one body may refer to. */
+enum { MAX_REFERENCED = 4 << 20 };
 
 static void keep_items(const cJSON *input, td_buf *items)
 {
@@ -26,6 +30,12 @@ static void keep_items(const cJSON *input, td_buf *items)
     }
 }
 
+static const char *why_not(const responses_history *h)
+{
+    return h == NULL ? "this server does not store responses"
+                     : "it was not stored, or not for this long";
+}
+
 /* The items that led to an earlier response, and its own. */
 static td_status take_previous(const cJSON *root, const openai_defaults *d,
                                const responses_history *h, responses_request *q, td_error *err)
@@ -43,9 +53,7 @@ static td_status take_previous(const cJSON *root, const openai_defaults *d,
         td_fail_param(err, "previous_response_id",
                       "previous_response_id: there is no response '%.*s' here (%s); send its items "
                       "as input",
-                      chat_shown(name), name.ptr,
-                      h == NULL ? "this server does not store responses"
-                                : "it was not stored, or not for this long");
+                      chat_shown(name), name.ptr, why_not(h));
         return err->code = TD_NOTFOUND;
     }
     /* Read like a body: a chain of turns that were within its bounds may not be so any more. */
@@ -70,21 +78,61 @@ static td_status take_previous(const cJSON *root, const openai_defaults *d,
     return st;
 }
 
-static td_status take_input(const cJSON *root, responses_request *q, td_error *err)
+/* In the place of each reference the item itself, which then is read and kept like any other. */
+static td_status resolve_references(cJSON *input, const responses_history *h, td_error *err)
 {
-    const cJSON *input = openai_field(root, "input");
+    cJSON *item, *next;
+    size_t i = 0, bytes = 0;
+
+    for (item = input->child; item != NULL; item = next, i++) {
+        const char *id = responses_reference(item), *end = NULL;
+        td_slice json;
+        cJSON *found;
+        char where[48];
+
+        next = item->next;
+        if (id == NULL)
+            continue;
+        snprintf(where, sizeof where, "input[%zu]", i);
+        if (h == NULL || !h->find_item(h->arg, td_slice_of(id), &json))
+            return td_fail_param(err, where,
+                                 "%s is an item_reference: there is no item '%.*s' here (%s); send "
+                                 "the item itself",
+                                 where, chat_shown(td_slice_of(id)), id, why_not(h));
+        found = cJSON_ParseWithLengthOpts(json.ptr, json.len, &end, 0);
+        bytes += found != NULL ? (size_t)(end - json.ptr) : 0;
+        if (bytes > MAX_REFERENCED) {
+            cJSON_Delete(found);
+            return td_fail_param(err, where, "%s: what is referred to has more than %d bytes",
+                                 where, MAX_REFERENCED);
+        }
+        if (found == NULL || !cJSON_ReplaceItemViaPointer(input, item, found)) {
+            cJSON_Delete(found);
+            return td_fail(err, TD_NOMEM, "no memory for %s", where);
+        }
+    }
+    return TD_OK;
+}
+
+static td_status take_input(cJSON *root, const responses_history *h, responses_request *q,
+                            td_error *err)
+{
+    cJSON *input = cJSON_GetObjectItemCaseSensitive(root, "input");
     size_t before = q->g.chat.n_messages;
     td_status st = TD_OK;
 
     if (cJSON_IsString(input))
         chat_add_message(&q->g.chat, CHAT_USER)->content = chat_str(&q->g.chat, input->valuestring);
     else if (cJSON_IsArray(input))
-        st = responses_take_items(input, "input", &q->g.chat, err);
+        st = resolve_references(input, h, err);
     else
         return td_fail_param(err, "input",
-                             input == NULL ? "input is missing"
-                                           : "input must be a string or an array of items, not %s",
+                             input == NULL || cJSON_IsNull(input)
+                                 ? "input is missing"
+                                 : "input must be a string or an array of items, not %s",
                              openai_type_name(input));
+    if (st == TD_OK && cJSON_IsArray(input))
+        st = responses_take_items(input, "input", &q->g.chat, err);
     if (st == TD_OK && q->g.chat.n_messages == before && !q->g.chat.oom)
         return td_fail_param(err, "input", "input has nothing for the model to read");
     if (st == TD_OK && q->store)
@@ -119,7 +167,7 @@ td_status responses_parse(const char *body, size_t n, const openai_defaults *d,
         st = take_previous(root, d, h, q, err);
     }
     if (st == TD_OK)
-        st = take_input(root, q, err);
+        st = take_input(root, h, q, err);
     cJSON_Delete(root);
     if (st == TD_OK && (q->g.chat.oom || q->echo.oom || q->items.oom))
         st = td_fail(err, TD_NOMEM, "no memory for the request");

@@ -12,6 +12,9 @@ typedef struct responses_history {
     /* The items of the conversation that ended with this response, as JSON with commas between.
      * False: there is no such response. The slice holds until the parse is over. */
     bool (*find)(void *arg, td_slice id, td_slice *items);
+    /* An item of such a response's output, by its own id: its JSON begins the slice, which may go
+     * on behind it. */
+    bool (*find_item)(void *arg, td_slice id, td_slice *json);
     void *arg;
 } responses_history;
 

@@ -156,6 +156,15 @@ static td_status take_call_output(reader *r, const cJSON *item)
     return TD_OK;
 }
 
+const char *responses_reference(const cJSON *item)
+{
+    const cJSON *type = openai_field(item, "type"), *id = openai_field(item, "id");
+
+    if (!cJSON_IsString(id) || (type == NULL && openai_field(item, "role") != NULL))
+        return NULL;
+    return type == NULL || is_word(type, "item_reference") ? id->valuestring : NULL;
+}
+
 static td_status take_item(reader *r, const cJSON *item)
 {
     static const struct {
@@ -173,11 +182,6 @@ static td_status take_item(reader *r, const cJSON *item)
     type = openai_field(item, "type");
     if (type == NULL && openai_field(item, "role") != NULL)
         return take_message(r, item);
-    if (is_word(type, "item_reference") || (type == NULL && openai_field(item, "id") != NULL))
-        return td_fail_param(
-            r->err, at(r, "").text,
-            "%s is an item_reference, which is not supported: send the item itself",
-            at(r, "").text);
     if (!cJSON_IsString(type))
         return td_fail_param(r->err, at(r, "type").text, "%s must be a string", at(r, "type").text);
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)

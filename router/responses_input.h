@@ -12,6 +12,10 @@
 #include "common/status.h"
 #include "router/chat.h"
 
+/* The id that an item_reference names, NULL for any other item. References are not read here: who
+ * has the items puts them in their places before. */
+const char *responses_reference(const cJSON *item);
+
 /* Append the items of an array to the chat, which has those before them. `name` is what errors call
  * the array. TD_INVALID with err->param, TD_NOMEM. */
 TD_MUST_CHECK td_status responses_take_items(const cJSON *array, const char *name, chat *c,

@@ -209,6 +209,11 @@ def test_sdk_response_previous(c):
     last = create(c, [{"type": "function_call_output", "call_id": call.output[-1].call_id,
                        "output": "4 degrees"}], previous_response_id=call.id, tools=TOOLS)
     same(last.output_text, "The weather in Oslo:\n4 degrees")
+    # Items of kept responses by their ids alone, as some clients send them.
+    ids = [{"type": "item_reference", "id": i.id} for i in first.output]
+    named = create(c, [{"role": "user", "content": ASK}] + ids +
+                   [{"role": "user", "content": "What is 20 plus 5?"}])
+    same((named.output_text, named.usage.input_tokens), ("20 + 5 = 25.", second.usage.input_tokens))
     # Instructions are those of the request alone.
     brief = create(c, instructions="Be brief.")
     after = create(c, "What is 20 plus 5?", previous_response_id=brief.id)
@@ -292,7 +297,7 @@ def test_sdk_response_errors(c):
             ({"temperature": 3}, "temperature", "0 and 2"),
             ({"background": True}, "background", "not supported"),
             ({"tools": [{"type": "web_search"}]}, "tools[0]", "web_search"),
-            ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "item_reference"),
+            ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0]", "msg_x"),
             ({"input": [{"type": "function_call_output", "call_id": "nope", "output": "x"}]},
              "input[0].call_id", "nope"),
             ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "a b"),

@@ -92,6 +92,14 @@ static bool find(void *arg, td_slice id, td_slice *items)
     return td_slice_eq(id, TD_SLICE("resp_1"));
 }
 
+static bool find_item(void *arg, td_slice id, td_slice *json)
+{
+    (void)arg;
+    *json = TD_SLICE("{\"type\":\"function_call\",\"id\":\"fc_1\",\"call_id\":\"a\","
+                     "\"name\":\"f\",\"arguments\":\"{}\"},{");
+    return td_slice_eq(id, TD_SLICE("fc_1"));
+}
+
 static void check_same(const chat_message *a, const chat_message *b)
 {
     td_assert(a->role == b->role && a->preamble == b->preamble && a->n_calls == b->n_calls);
@@ -144,7 +152,7 @@ static void check_response(const responses_request *q)
 
 static void as_generations(const char *body, size_t n)
 {
-    const responses_history history = {.find = find};
+    const responses_history history = {.find = find, .find_item = find_item};
     const openai_defaults d = defaults();
     responses_request q;
     generation g;
