@@ -30,7 +30,7 @@ enum {
     GR_MORE = 4,  /* only when room is not 0 */
     GR_FLAGS = 8, /* number of combinations */
 
-    GR_MAX_STATES = 200000,   /* of a grammar */
+    GR_MAX_STATES = 100000,   /* of a grammar */
     GR_MAX_NFA = 400000,      /* states and edges of one rule's NFA */
     GR_MAX_SUBSETS = 8 << 20, /* members of all subsets while one rule is made deterministic */
     GR_MAX_CONFIGS = 1024,    /* of a set; the rest of a wildly ambiguous schema is dropped */

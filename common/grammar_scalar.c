@@ -7,7 +7,7 @@
 #include "common/grammar_schema.h"
 #include "common/json_file.h"
 
-enum { MAX_PATTERN_STATES = 20000 };
+enum { MAX_PATTERN_STATES = 10000, MAX_COUNTED_STATES = 50000 };
 
 static const double exact = 9007199254740992.0; /* 2^53: neighbours are no longer told apart */
 
@@ -141,7 +141,7 @@ static td_status with_length(gr_schema *c, const gr_build *p, int32_t start, uin
     uint32_t n = (max == GR_ANY ? min : max) + 1; /* numbers that are told apart */
     int32_t *at;
 
-    if ((uint64_t)n * p->n_states > MAX_PATTERN_STATES * 10)
+    if ((uint64_t)n * p->n_states > MAX_COUNTED_STATES)
         return gr_schema_fail(
             c, path, "'pattern' or 'format' beside a length of %u needs too many states", n - 1);
     if ((at = malloc(n * p->n_states * sizeof *at)) == NULL)
