@@ -64,7 +64,7 @@ uint64_t td_model_weight_bytes(const td_model *m);       /* on all ranks, as loa
 /* What a rank's device holds. graphs is an estimate: the driver does not say. */
 typedef struct td_model_memory {
     uint64_t weights, work, kv; /* work: activations, tables, the steps' workspace */
-    uint64_t comm, graphs;
+    uint64_t comm, graphs, rounding; /* rounding: what the allocator adds to all but kv */
 } td_model_memory;
 td_model_memory td_model_memory_of(const td_model *m, int32_t rank);
 

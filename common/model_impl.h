@@ -61,7 +61,8 @@ typedef struct model_rank {
     td_buffer masks;     /* rank 0: u32 [max_masks, (vocab + 31) / 32] */
     td_buffer out;       /* rank 0: tokens i32 [table_rows_even], td_logprobs [table_rows] */
     td_buffer ws;
-    uint64_t work_bytes, comm_bytes, graph_bytes; /* model_memory.c; work: all buffers but kv */
+    /* model_memory.c; work: all buffers but kv; rounding: of all allocations but kv. */
+    uint64_t work_bytes, comm_bytes, graph_bytes, rounding;
     td_graph *graph[MAX_BUCKETS];
 } model_rank;
 

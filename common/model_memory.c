@@ -69,10 +69,14 @@ void model_plan_memory(td_model *m)
         model_rank *r = &m->rank[i];
         model_buffer want[MODEL_BUFFERS];
 
-        r->work_bytes = 0;
-        for (int n = model_buffers(m, r, want), b = 0; b < n; b++)
-            r->work_bytes += want[b].bytes;
         r->comm_bytes = m->opt.tp > 1 && m->ops->comm_bytes != NULL ? m->ops->comm_bytes(&o) : 0;
+        r->rounding = td_rank_weights_plan(m->ops, &m->cfg, &r->shard, r->w.experts).rounding +
+                      td_alloc_rounding(m->ops, r->comm_bytes);
+        r->work_bytes = 0;
+        for (int n = model_buffers(m, r, want), b = 0; b < n; b++) {
+            r->work_bytes += want[b].bytes;
+            r->rounding += td_alloc_rounding(m->ops, want[b].bytes);
+        }
         r->graph_bytes = (uint64_t)m->n_buckets * m->ops->graph_bytes;
     }
 }
@@ -85,7 +89,8 @@ td_model_memory td_model_memory_of(const td_model *m, int32_t rank)
                              .work = r->work_bytes,
                              .kv = r->kv.bytes,
                              .comm = r->comm_bytes,
-                             .graphs = r->graph_bytes};
+                             .graphs = r->graph_bytes,
+                             .rounding = r->rounding};
 }
 
 static double gib(uint64_t bytes)
@@ -103,7 +108,7 @@ static td_status set_kv_pages(td_model *m, uint32_t pages, td_error *err)
 /* All but KV. */
 static uint64_t others(const td_model_memory *has)
 {
-    return has->weights + has->work + has->comm + has->graphs;
+    return has->weights + has->work + has->comm + has->graphs + has->rounding;
 }
 
 td_status model_fit_kv(td_model *m, bool loaded, td_error *err)
@@ -122,19 +127,19 @@ td_status model_fit_kv(td_model *m, bool loaded, td_error *err)
         uint64_t rest = one - page, want, room;
 
         if (!loaded)
-            has.weights = td_rank_weights_planned(m->ops, &m->cfg, &r->shard, r->w.experts);
+            has.weights = td_rank_weights_plan(m->ops, &m->cfg, &r->shard, r->w.experts).bytes;
         want = others(&has) + rest + least * page;
         if (want > m->opt.device_bytes)
             return td_fail_param(
                 err, "--gpu-memory",
                 "rank %d may take %.2f GiB of its device and needs %.2f: weights %.2f, workspace "
-                "%.2f, collectives %.2f, graphs %.2f, %u window rings of the KV-cache %.2f, %u of "
-                "its pages %.2f. Give it a larger share, or ask for less (--kv-memory, rings, "
-                "chunk "
-                "or batch, --kv-dtype)",
+                "%.2f, collectives %.2f, graphs %.2f, rounding of allocations %.2f, %u window "
+                "rings "
+                "of the KV-cache %.2f, %u of its pages %.2f. Give it a larger share, or ask for "
+                "less (--kv-memory, rings, chunk or batch, --kv-dtype)",
                 i, gib(m->opt.device_bytes), gib(want), gib(has.weights), gib(has.work),
-                gib(has.comm), gib(has.graphs), m->opt.kv_rings, gib(rest), least,
-                gib(least * page));
+                gib(has.comm), gib(has.graphs), gib(has.rounding), m->opt.kv_rings, gib(rest),
+                least, gib(least * page));
         room = page > 0 ? (m->opt.device_bytes - (want - least * page)) / page : most;
         if (room < most)
             most = (uint32_t)room;

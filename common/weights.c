@@ -72,36 +72,39 @@ uint64_t td_rank_weights_bytes(const td_rank_weights *w)
 }
 
 /* The shapes are those of td_rank_weights_load(), below. */
-uint64_t td_rank_weights_planned(const td_ops *ops, const td_model_config *c, const td_shard *s,
-                                 td_expert_format experts)
+td_weights_plan td_rank_weights_plan(const td_ops *ops, const td_model_config *c, const td_shard *s,
+                                     td_expert_format experts)
 {
     const int32_t D = c->hidden, M = c->n_experts, E = s->n_experts, I2 = 2 * s->n_inner;
     const int32_t qkv = (s->n_q + 2 * s->n_kv) * c->head_dim;
+    const uint64_t layers = (uint64_t)c->n_layers;
     const struct {
-        td_form form;
-        int32_t n, k; /* k 0: not there */
-    } layer[] = {
-        {TD_FORM_VECTOR, D, 1},                             /* attn_norm */
-        {TD_FORM_DENSE, qkv, D},                            /* qkv */
-        {TD_FORM_VECTOR, qkv, 1},                           /* qkv_bias */
-        {TD_FORM_VECTOR, s->n_q, 1},                        /* sinks */
-        {TD_FORM_DENSE, D, s->n_q * c->head_dim},           /* o */
-        {TD_FORM_VECTOR, D, s->adds_out_bias ? 1 : 0},      /* o_bias */
-        {TD_FORM_VECTOR, D, 1},                             /* mlp_norm */
-        {TD_FORM_DENSE, M, D},                              /* router */
-        {TD_FORM_VECTOR, M, 1},                             /* router_bias */
-        {TD_FORM_VECTOR, E * I2, 1},                        /* gate_up_bias */
-        {TD_FORM_VECTOR, E * D, s->adds_down_bias ? 1 : 0}, /* down_bias */
+        uint64_t times, bytes;
+    } all[] = {
+        {layers, ops->matrix_bytes(TD_FORM_VECTOR, 1, D, 1)},                        /* attn_norm */
+        {layers, ops->matrix_bytes(TD_FORM_DENSE, 1, qkv, D)},                       /* qkv */
+        {layers, ops->matrix_bytes(TD_FORM_VECTOR, 1, qkv, 1)},                      /* qkv_bias */
+        {layers, ops->matrix_bytes(TD_FORM_VECTOR, 1, s->n_q, 1)},                   /* sinks */
+        {layers, ops->matrix_bytes(TD_FORM_DENSE, 1, D, s->n_q * c->head_dim)},      /* o */
+        {s->adds_out_bias ? layers : 0, ops->matrix_bytes(TD_FORM_VECTOR, 1, D, 1)}, /* o_bias */
+        {layers, ops->matrix_bytes(TD_FORM_VECTOR, 1, D, 1)},                        /* mlp_norm */
+        {layers, ops->matrix_bytes(TD_FORM_DENSE, 1, M, D)},                         /* router */
+        {layers, ops->matrix_bytes(TD_FORM_VECTOR, 1, M, 1)},      /* router_bias */
+        {layers, ops->mxfp4_bytes(experts, E, I2, D)},             /* gate_up */
+        {layers, ops->matrix_bytes(TD_FORM_VECTOR, 1, E * I2, 1)}, /* gate_up_bias */
+        {layers, ops->mxfp4_bytes(experts, E, D, s->n_inner)},     /* down */
+        {s->adds_down_bias ? layers : 0, ops->matrix_bytes(TD_FORM_VECTOR, 1, E * D, 1)}, /* bias */
+        {1, ops->matrix_bytes(TD_FORM_ROWS, 1, s->n_vocab, D)},  /* embed */
+        {1, ops->matrix_bytes(TD_FORM_VECTOR, 1, D, 1)},         /* final_norm */
+        {1, ops->matrix_bytes(TD_FORM_DENSE, 1, s->n_vocab, D)}, /* unembed */
     };
-    uint64_t sum =
-        ops->mxfp4_bytes(experts, E, I2, D) + ops->mxfp4_bytes(experts, E, D, s->n_inner);
+    td_weights_plan p = {0, 0};
 
-    for (size_t i = 0; i < sizeof layer / sizeof layer[0]; i++)
-        if (layer[i].k > 0)
-            sum += ops->matrix_bytes(layer[i].form, 1, layer[i].n, layer[i].k);
-    return sum * (uint64_t)c->n_layers + ops->matrix_bytes(TD_FORM_ROWS, 1, s->n_vocab, D) +
-           ops->matrix_bytes(TD_FORM_VECTOR, 1, D, 1) +
-           ops->matrix_bytes(TD_FORM_DENSE, 1, s->n_vocab, D);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        p.bytes += all[i].times * all[i].bytes;
+        p.rounding += all[i].times * td_alloc_rounding(ops, all[i].bytes);
+    }
+    return p;
 }
 
 void td_weight_source_release_layer(const td_weight_source *src, int32_t layer)

@@ -58,7 +58,18 @@ uint64_t td_rank_weights_bytes(const td_rank_weights *w); /* as loaded */
 
 /* What loading such a shard will take of the device, for a source of the published types: bf16, and
  * experts in MXFP4 that are kept as `experts`. */
-uint64_t td_rank_weights_planned(const td_ops *ops, const td_model_config *c, const td_shard *s,
-                                 td_expert_format experts);
+typedef struct td_weights_plan {
+    uint64_t bytes, rounding; /* rounding: what the device's allocator adds */
+} td_weights_plan;
+td_weights_plan td_rank_weights_plan(const td_ops *ops, const td_model_config *c, const td_shard *s,
+                                     td_expert_format experts);
+
+/* What an allocation of so many bytes takes beyond them. */
+static inline uint64_t td_alloc_rounding(const td_ops *ops, uint64_t bytes)
+{
+    uint64_t grain = ops->alloc_grain;
+
+    return grain == 0 || bytes < grain / 2 ? 0 : (grain - bytes % grain) % grain;
+}
 
 #endif

@@ -217,12 +217,14 @@ static void log_loaded(const td_model *m, const td_worker_options *opt, const td
             td_warn("gpu_memory", "device=%d error=\"%s\"", devices[i], err.text);
         td_info("gpu_memory",
                 "model=%s rank=%u device=%d weights_mib=%llu workspace_mib=%llu "
-                "collectives_mib=%llu graphs_mib=%llu kv_mib=%llu kv_pages=%u kv_rings=%u "
+                "collectives_mib=%llu graphs_mib=%llu rounding_mib=%llu kv_mib=%llu kv_pages=%u "
+                "kv_rings=%u "
                 "free_mib=%llu",
                 name, i, devices[i], (unsigned long long)(has.weights >> 20),
                 (unsigned long long)(has.work >> 20), (unsigned long long)(has.comm >> 20),
-                (unsigned long long)(has.graphs >> 20), (unsigned long long)(has.kv >> 20),
-                g->n_pages, g->n_rings, (unsigned long long)(left >> 20));
+                (unsigned long long)(has.graphs >> 20), (unsigned long long)(has.rounding >> 20),
+                (unsigned long long)(has.kv >> 20), g->n_pages, g->n_rings,
+                (unsigned long long)(left >> 20));
     }
 }
 

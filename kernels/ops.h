@@ -451,6 +451,7 @@ typedef struct td_ops {
     size_t (*mxfp4_bytes)(td_expert_format format, int32_t E, int32_t N, int32_t K);
     size_t (*comm_bytes)(const td_comm_options *o);
     size_t graph_bytes;
+    size_t alloc_grain; /* what alloc() takes in whole numbers of, from half of it on; 0: bytes */
 
     /* Steps, in the order in which a forward pass runs them. */
     td_status (*embed)(td_stream *s, const td_embed_args *a, td_error *err);

@@ -270,6 +270,7 @@ const td_ops td_ops_cuda = {
     .mxfp4_bytes = td_cuda_mxfp4_bytes,
     .comm_bytes = td_cuda_comm_bytes,
     .graph_bytes = TD_CUDA_GRAPH_BYTES,
+    .alloc_grain = TD_CUDA_ALLOC_GRAIN,
     .embed = td_cuda_embed,
     .attn_in = td_cuda_attn_in,
     .attn_prefill = td_cuda_attn_prefill,

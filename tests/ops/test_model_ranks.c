@@ -91,7 +91,7 @@ static td_model *open_split(const td_model_config *cfg, split way)
         td_shard s;
 
         check_ok(td_shard_of(cfg, way.tp, way.ep, i, &s, &err), &err);
-        assert_int_equal(td_rank_weights_planned(ops, cfg, &s, way.experts),
+        assert_int_equal(td_rank_weights_plan(ops, cfg, &s, way.experts).bytes,
                          td_model_memory_of(m, i).weights);
     }
     return m;
@@ -276,12 +276,9 @@ static void test_model_ranks_agree_with_one(void **state)
 
 static void test_layers_of_20b_agree_with_one_rank(void **state)
 {
-    static const split ways[] = {{2, 1, TD_EXPERTS_MXFP4},
-                                 {2, 2, TD_EXPERTS_MXFP4},
-                                 {4, 1, TD_EXPERTS_MXFP4},
-                                 {4, 4, TD_EXPERTS_MXFP4},
-                                 {2, 1, TD_EXPERTS_FP8},
-                                 {2, 2, TD_EXPERTS_FP8},
+    static const split ways[] = {{2, 1, TD_EXPERTS_MXFP4}, {2, 2, TD_EXPERTS_MXFP4},
+                                 {4, 1, TD_EXPERTS_MXFP4}, {4, 4, TD_EXPERTS_MXFP4},
+                                 {2, 1, TD_EXPERTS_FP8},   {2, 2, TD_EXPERTS_FP8},
                                  {4, 4, TD_EXPERTS_FP8}};
     td_model_config cfg = {.n_layers = 4,
                            .hidden = 2880,

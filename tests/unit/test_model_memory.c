@@ -156,11 +156,45 @@ static void test_model_memory_of_weights_is_known_before(void **state)
             td_shard s;
 
             assert_int_equal(td_shard_of(&cfg, split[i][0], split[i][1], r, &s, &err), TD_OK);
-            assert_int_equal(td_rank_weights_planned(&td_ops_cpu, &cfg, &s, TD_EXPERTS_MXFP4),
+            assert_int_equal(td_rank_weights_plan(&td_ops_cpu, &cfg, &s, TD_EXPERTS_MXFP4).bytes,
                              td_model_memory_of(m, r).weights);
         }
         td_model_close(m);
     }
+}
+
+/* A device whose allocator gives whole numbers of 64 KiB: less is left for KV by what that costs.
+ */
+static void test_model_memory_counts_what_the_allocator_adds(void **state)
+{
+    const uint64_t budget = (uint64_t)128 << 20;
+    td_ops coarse = td_ops_cpu;
+    uint64_t all[2], pages[2];
+
+    (void)state;
+    coarse.alloc_grain = 64 << 10;
+    assert_int_equal(td_alloc_rounding(&coarse, 65537), 65535);
+    assert_int_equal(td_alloc_rounding(&coarse, 65536), 0);
+    assert_int_equal(td_alloc_rounding(&coarse, 100), 0); /* shares a grain with others */
+    for (int k = 0; k < 2; k++) {
+        td_model *m = NULL;
+        td_error err = {0};
+
+        assert_int_equal(open_options((td_model_options){.tp = 1,
+                                                         .ep = 1,
+                                                         .device_bytes = budget,
+                                                         .ops = k ? &coarse : NULL},
+                                      &m, &err),
+                         TD_OK);
+        td_model_memory has = td_model_memory_of(m, 0);
+
+        assert_true(k ? has.rounding > 0 : has.rounding == 0);
+        all[k] = has.weights + has.work + has.rounding + has.kv;
+        pages[k] = td_model_kv(m)->n_pages;
+        assert_true(all[k] <= budget);
+        td_model_close(m);
+    }
+    assert_true(pages[1] < pages[0]);
 }
 
 /* Logits of one row at a time are the same logits, in less memory: what a prefill worker needs. */
@@ -210,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_model_memory_that_is_too_little_is_refused_with_the_numbers),
         cmocka_unit_test(test_model_memory_is_refused_before_a_weight_is_read),
         cmocka_unit_test(test_model_memory_of_weights_is_known_before),
+        cmocka_unit_test(test_model_memory_counts_what_the_allocator_adds),
         cmocka_unit_test(test_model_memory_of_logits_is_for_the_rows_that_are_asked_for),
     };
 
