@@ -199,6 +199,33 @@ static void test_golden_ids_parse_as_expected(void **state)
     cJSON_Delete(root);
 }
 
+/* C007: a character over three tokens comes whole, with the last of them. C009: real replacement
+ * characters wait for nothing. */
+static void test_characters_over_the_models_tokens(void **state)
+{
+    static const int32_t split[] = {200005, 17196, 200008, 12194, 4103, 104, 254, 200002};
+    const harmony *h = fixture_o200k();
+    td_tokens real = {0};
+    record r;
+
+    (void)state;
+    if (h == NULL)
+        skip();
+    record_run(&r, h, NULL, split, sizeof split / sizeof *split, HARMONY_END_STOP);
+    assert_string_equal(r.events.ptr, "C:Hi\nC:🫠\nE:C1\n");
+    record_fini(&r);
+
+    td_tokens_add(&real, split, 3);
+    for (int i = 0; i < 2000; i++)
+        td_tokens_push(&real, 3251);
+    td_tokens_push(&real, 200002);
+    record_run(&r, h, NULL, real.ptr, real.len, HARMONY_END_STOP);
+    assert_int_equal(r.content.len, 2000 * 3);
+    assert_int_equal(r.events.len, 2000 * strlen("C:\uFFFD\n") + strlen("E:C1\n"));
+    record_fini(&r);
+    td_tokens_free(&real);
+}
+
 /* Ids of `before`, then the raw bytes, then ids of `after`. */
 static td_tokens around(const char *before, const char *bytes, size_t n, const char *after)
 {
@@ -424,6 +451,7 @@ int main(void)
         cmocka_unit_test(test_streams_give_what_is_expected),
         cmocka_unit_test(test_streams_with_the_models_vocabulary),
         cmocka_unit_test(test_golden_ids_parse_as_expected),
+        cmocka_unit_test(test_characters_over_the_models_tokens),
         cmocka_unit_test(test_characters_are_whole_or_replaced),
         cmocka_unit_test(test_real_replacement_characters_pass_at_once),
         cmocka_unit_test(test_ids_without_a_piece_are_one_replacement),

@@ -136,6 +136,25 @@ static void test_tokenizer_gives_the_reference_tokens(void **state)
     tokenizer_close(t);
 }
 
+/* C001: one piece of 200,000 characters. C011: marks belong to their letters. */
+static void check_cases(const tokenizer *t)
+{
+    static const char greeting[] = "नमस्ते दुनिया";
+    static const int32_t want[] = {998, 1637, 14681, 628, 64593};
+    static char carets[200000];
+    td_tokens ids = encode(t, greeting, sizeof greeting - 1);
+
+    assert_int_equal(ids.len, sizeof want / sizeof *want);
+    assert_memory_equal(ids.ptr, want, sizeof want);
+    td_tokens_free(&ids);
+    memset(carets, '^', sizeof carets);
+    ids = encode(t, carets, sizeof carets);
+    assert_int_equal(ids.len, 25000);
+    for (size_t i = 0; i < ids.len; i++)
+        assert_int_equal(ids.ptr[i], 168586);
+    td_tokens_free(&ids);
+}
+
 static void test_tokenizer_gives_the_reference_ids_of_o200k(void **state)
 {
     const char *path = getenv("TANDEM_O200K");
@@ -147,6 +166,7 @@ static void test_tokenizer_gives_the_reference_ids_of_o200k(void **state)
         skip(); /* set TANDEM_O200K to an o200k_base.tiktoken */
     t = open_or_fail(path);
     each_golden(t, check_ids);
+    check_cases(t);
     assert_int_equal(tokenizer_vocab(t), 201088);
     assert_int_equal(tokenizer_max_piece(t), 128);
     assert_int_equal(tokenizer_special(t, "<|start|>"), 200006);
