@@ -31,6 +31,10 @@ def value(r, depth=2):
     return {text(r, 1) or "k": value(r, depth - 1) for _ in range(r.randint(0, 3))}
 
 
+KEYWORDS = ["type", "description", "title", "default", "enum", "nullable", "examples", "oneOf", "anyOf",
+            "items", "properties", "required"]
+
+
 def schema(r, depth=3):
     """Any mixture of keywords, sensible or not: each rule must win or lose as in the reference."""
     s = {}
@@ -68,6 +72,11 @@ def schema(r, depth=3):
         s["properties"] = {k: schema(r, depth - 1) for k in keys}
         if r.random() < 0.6:
             s["required"] = [r.choice(NAMES) for _ in range(r.randint(0, 3))] + r.choice([[], [3]])
+    if depth and r.random() < 0.1 and isinstance(s.get("properties"), dict):  # a schema that is none
+        s["properties"][r.choice(NAMES)] = value(r, 1)
+    for key in KEYWORDS:
+        if r.random() < 0.01:
+            s[key] = value(r, 1)
     for key in ("additionalProperties", "$schema", "minimum", "const"):
         if r.random() < 0.05:
             s[key] = value(r, 1)
