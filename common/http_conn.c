@@ -45,6 +45,7 @@ static void conn_free(http_conn *c)
     td_http_server *s = c->server;
 
     event_del(&c->soon);
+    http_forget_unsent(c);
     td_timer_free(c->timer);
     HASH_DEL(s->conns, c);
     if (s->options.connections != NULL)

@@ -35,8 +35,10 @@ typedef struct http_conn {
     struct event soon; /* made active for work that must not be done inside evhttp's own calls */
     td_timer *timer;
     http_phase phase;
-    bool page_pending;    /* evhttp wrote something by itself: look at it soon */
-    bool page_sent;       /* it was an error page, and what we made of it is going out */
+    bool page_pending; /* evhttp wrote something by itself: look at it soon */
+    bool page_sent;    /* it was an error page, and what we made of it is going out */
+    bool unsent;       /* in server->unsent */
+    struct http_conn *next_unsent;
     bool refused;         /* over max_connections: closed as soon as it is adopted */
     bool linger;          /* read on for a while after the close, see http_linger_start() */
     td_usec since;        /* of HTTP_IDLE or HTTP_READING */
@@ -86,6 +88,9 @@ struct td_http_server {
     bool stopping;
     uint16_t port;
     http_conn *conns;
+    size_t n_unsent;
+    http_conn *unsent;    /* streams that were written to in this turn of the loop */
+    struct event send_ev; /* made active for them */
     http_linger *lingers;
     uint64_t id_base, id_next;
 };
@@ -104,6 +109,8 @@ void http_request_free(td_http_request *req); /* our half; evhttp's belongs to e
 void http_request_make_id(td_http_server *s, char out[static 132]);
 
 /* http_reply.c */
+void http_send_unsent(evutil_socket_t fd, short what, void *server); /* of send_ev */
+void http_forget_unsent(http_conn *c); /* evhttp sends what it has, or nobody does any more */
 const char *http_phrase(int status);
 /* Answer with an error and close the connection after it: for requests after which the next one
  * cannot be found, or must not be believed. */

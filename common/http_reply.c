@@ -109,6 +109,7 @@ static struct evhttp_request *detach(td_http_request *req)
     struct evhttp_request *ev = req->ev;
     http_conn *c = req->conn;
 
+    http_forget_unsent(c);
     evhttp_request_set_on_complete_cb(ev, on_complete, c);
     http_conn_set_phase(c, HTTP_FLUSHING);
     c->req = NULL;
@@ -230,15 +231,96 @@ void td_http_stream_begin(td_http_request *req, int status, const char *content_
     evhttp_send_reply_start(req->ev, status, http_phrase(status));
 }
 
+/* ---- writing a stream ----
+ *
+ * evhttp writes when epoll has said that the socket can be written: for each token of each stream a
+ * call to ask for that and one to ask no more, beside the write. Sockets of streams can nearly
+ * always be written, so we write at the end of the turn of the loop, and leave to evhttp what is
+ * then left: a third of the router's time at a thousand streams. */
+
+enum { MAX_UNSENT = 32 };
+
+void http_forget_unsent(http_conn *c)
+{
+    http_conn **at = &c->server->unsent;
+
+    if (!c->unsent)
+        return;
+    while (*at != c)
+        at = &(*at)->next_unsent;
+    *at = c->next_unsent;
+    c->unsent = false;
+    c->server->n_unsent--;
+}
+
+void http_send_unsent(evutil_socket_t fd, short what, void *server)
+{
+    td_http_server *s = server;
+    http_conn *c;
+
+    (void)fd;
+    (void)what;
+    while ((c = s->unsent) != NULL) {
+        struct evbuffer *out = bufferevent_get_output(c->bev);
+
+        s->unsent = c->next_unsent;
+        s->n_unsent--;
+        c->unsent = false;
+        evbuffer_unfreeze(out, 1);
+        evbuffer_write(out, bufferevent_getfd(c->bev)); /* an error is found again by evhttp */
+        evbuffer_freeze(out, 1);
+        if (evbuffer_get_length(out) > 0)
+            bufferevent_enable(c->bev, EV_WRITE);
+    }
+}
+
+/* Whether we write what is added now: not behind bytes that evhttp is about to write. */
+static bool take_over(http_conn *c)
+{
+    td_http_server *s = c->server;
+
+    if (c->unsent)
+        return true;
+    if (evbuffer_get_length(bufferevent_get_output(c->bev)) > 0)
+        return false;
+    if (s->n_unsent == MAX_UNSENT) /* a step of a thousand streams does not wait for its last */
+        http_send_unsent(-1, 0, s);
+    bufferevent_disable(c->bev, EV_WRITE);
+    c->unsent = true;
+    s->n_unsent++;
+    c->next_unsent = s->unsent;
+    if (s->unsent == NULL)
+        event_active(&s->send_ev, EV_TIMEOUT, 0);
+    s->unsent = c;
+    return true;
+}
+
+/* As evhttp_send_reply_chunk() has it. */
+static bool add_chunk(struct evbuffer *out, bool framed, const void *bytes, size_t n)
+{
+    /* Room first: half a chunk would spoil all that follows. */
+    if (evbuffer_expand(out, n + 24) != 0)
+        return false;
+    if (framed)
+        evbuffer_add_printf(out, "%zx\r\n", n);
+    evbuffer_add(out, bytes, n);
+    if (framed)
+        evbuffer_add(out, "\r\n", 2);
+    return true;
+}
+
 void td_http_stream_write(td_http_request *req, const void *bytes, size_t n)
 {
-    struct evbuffer *chunk = req->conn->server->scratch;
+    http_conn *c = req->conn;
+    struct evbuffer *chunk = c->server->scratch;
 
     check(req);
     td_assert(req->streaming);
     if (n == 0 || req->method == TD_HTTP_HEAD)
         return;
-    if (evbuffer_add(chunk, bytes, n) == 0)
+    if (take_over(c))
+        add_chunk(bufferevent_get_output(c->bev), req->ev->chunked, bytes, n);
+    else if (evbuffer_add(chunk, bytes, n) == 0)
         evhttp_send_reply_chunk(req->ev, chunk);
 }
 

@@ -197,6 +197,7 @@ td_status td_http_server_create(td_loop *loop, const td_http_options *options, t
     if (getrandom(&s->id_base, sizeof s->id_base, 0) < 0) /* ids need to differ, not be secret */
         s->id_base = (uint64_t)td_wall_us();
     event_assign(&s->idle_ev, td_loop_base(loop), -1, 0, on_idle, s);
+    event_assign(&s->send_ev, td_loop_base(loop), -1, 0, http_send_unsent, s);
     s->scratch = evbuffer_new();
     s->http = evhttp_new(td_loop_base(loop));
     s->accept_timer = td_timer_create(loop, accept_again, s);
@@ -266,6 +267,7 @@ void td_http_server_free(td_http_server *s)
     while (s->lingers != NULL)
         http_linger_free(s->lingers);
     event_del(&s->idle_ev);
+    event_del(&s->send_ev);
     td_timer_free(s->accept_timer);
     if (s->scratch != NULL)
         evbuffer_free(s->scratch);
