@@ -109,7 +109,10 @@ static struct evhttp_request *detach(td_http_request *req)
     struct evhttp_request *ev = req->ev;
     http_conn *c = req->conn;
 
-    http_forget_unsent(c);
+    if (c->unsent) {
+        http_forget_unsent(c);
+        bufferevent_enable(c->bev, EV_WRITE); /* evhttp counts on that its bytes are under way */
+    }
     evhttp_request_set_on_complete_cb(ev, on_complete, c);
     http_conn_set_phase(c, HTTP_FLUSHING);
     c->req = NULL;

@@ -235,7 +235,7 @@ static void test_bad_bodies(cluster *c)
         {"{" HI ",\"max_tokens\":0}", "max_tokens", "between 1"},
         {"{" HI ",\"temperature\":3}", "temperature", "between 0 and 2"},
         {"{" HI ",\"top_p\":-1}", "top_p", "between"},
-        {"{" HI ",\"n\":2}", "n", "one answer"},
+        {"{" HI ",\"n\":9}", "n", "at most 8 answers"},
         {"{" HI ",\"stop\":[1]}", "stop", "strings"},
         {"{" HI ",\"stream\":1}", "stream", "true or false"},
         {"{" HI ",\"top_logprobs\":2}", "top_logprobs", "needs logprobs"},
