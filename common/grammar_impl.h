@@ -70,7 +70,8 @@ struct td_grammar {
     gr_call *calls;
     uint8_t *tables;
     size_t n_states, n_edges, n_calls, n_tables;
-    size_t n_prelude; /* states below are the same in every grammar */
+    size_t n_prelude;             /* states below are the same in every grammar */
+    int32_t string_lo, string_hi; /* those of GR_RULE_STRING: lo .. hi - 1 */
     gr_call root;
     gr_cache *cache; /* of masks of the states that are this grammar's own */
 };

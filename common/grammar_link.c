@@ -211,6 +211,8 @@ td_status gr_build_finish(gr_build *b, int32_t root, int32_t *dead, td_grammar *
     g->calls = b->calls;
     g->n_states = b->n_states;
     g->n_prelude = b->n_prelude;
+    g->string_lo = b->rules[GR_RULE_STRING].start;
+    g->string_hi = b->rules[GR_RULE_STRING + 1].start;
     g->n_edges = b->n_edges;
     g->n_calls = b->n_calls;
     b->states = NULL;

@@ -9,7 +9,9 @@
  *
  * Entries of the prelude's states belong to the token set and are shared by all grammars; the
  * others belong to their grammar. Counters are cut to the longest token first: more makes no
- * difference to one token. Entries are immutable; a lock guards the tables, and none is held while
+ * difference to one token. Plain strings of bounded length would still have hundreds of entries, a
+ * full walk each; theirs are derived from the unbounded one, which knows for each token how many
+ * characters it adds. Entries are immutable; a lock guards the tables, and none is held while
  * an entry is made. */
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +20,11 @@
 #include "common/grammar_matcher.h"
 
 enum {
-    LIST_UP_TO = 2048,      /* tokens that are kept as a list rather than as bits */
     CACHE_BYTES = 64 << 20, /* of one cache; entries past it are made and dropped */
     JOIN_UP_TO = 40000,     /* tokens that leave a rule: more are not sorted anew */
+    FAR = 1 << 15,          /* room that no token uses up */
+    CLOSES = 1 << 14,       /* of `used`: the string has ended with the token */
+    NOT_ALLOWED = 1 << 15,
 };
 
 typedef struct gr_entry {
@@ -35,6 +39,9 @@ typedef struct gr_entry {
     size_t n_exits, cap_exits;
     gr_trie rests; /* what follows at the exits, if joined */
     bool joined;
+    /* Of plain strings without bounds: the characters that a token adds, and those before an exit.
+     */
+    uint16_t *used, *exit_used;
 } gr_entry;
 
 struct gr_cache {
@@ -60,6 +67,8 @@ static void entry_free(gr_entry *e)
     free(e->list);
     free(e->dense);
     free(e->exits);
+    free(e->used);
+    free(e->exit_used);
     gr_trie_fini(&e->rests);
     free(e);
 }
@@ -88,7 +97,8 @@ typedef struct walk {
     gr_entry *exits; /* where ends are noted; NULL: they are of no interest */
     size_t *begin;   /* of the set at each depth; begin[d + 1] is its end */
     uint32_t *frames;
-    bool oom;
+    uint16_t *used; /* as gr_entry's, or NULL; what there is at each depth: */
+    uint16_t *depth_used;
 } walk;
 
 static bool walk_init(walk *w, gr_run *r, const gr_trie *t, uint32_t *mask)
@@ -96,28 +106,47 @@ static bool walk_init(walk *w, gr_run *r, const gr_trie *t, uint32_t *mask)
     *w = (walk){.r = r, .t = t, .mask = mask};
     w->begin = malloc((t->max_depth + 2) * sizeof *w->begin);
     w->frames = malloc((t->max_depth + 2) * sizeof *w->frames);
-    return w->begin != NULL && w->frames != NULL;
+    w->depth_used = calloc(t->max_depth + 2, sizeof *w->depth_used);
+    return w->begin != NULL && w->frames != NULL && w->depth_used != NULL;
 }
 
 static void walk_fini(walk *w)
 {
     free(w->begin);
     free(w->frames);
+    free(w->depth_used);
 }
 
-static bool note_exit(gr_entry *e, uint32_t node)
+static bool note_exit(gr_entry *e, uint32_t node, uint16_t used)
 {
     if (e->n_exits == e->cap_exits) {
         size_t cap = e->cap_exits > 0 ? e->cap_exits * 2 : 16;
         uint32_t *p = realloc(e->exits, cap * sizeof *p);
+        uint16_t *q = p == NULL ? NULL : realloc(e->exit_used, cap * sizeof *q);
 
-        if (p == NULL)
+        if (p != NULL)
+            e->exits = p;
+        if (q == NULL)
             return false;
-        e->exits = p;
+        e->exit_used = q;
         e->cap_exits = cap;
     }
-    e->exits[e->n_exits++] = node;
+    e->exits[e->n_exits] = node;
+    e->exit_used[e->n_exits++] = used;
     return true;
+}
+
+/* Inside a plain string there is one place; past its end there is none. */
+static void count_used(walk *w, const gr_node *node, uint32_t end, uint32_t d)
+{
+    const gr_config *c = &w->r->at[w->begin[d]];
+    uint16_t used = w->depth_used[d - 1];
+
+    if (c->state != GR_END)
+        used = (uint16_t)(FAR - c->room);
+    w->depth_used[d] = used;
+    for (uint32_t k = node->token; k < end; k++)
+        w->used[w->t->ids[k]] = c->state == GR_END ? used | CLOSES : used;
 }
 
 /* Set the bit of every token in nodes lo..hi, which are below depth `base`, that can follow the set
@@ -151,11 +180,13 @@ static bool walk_nodes(walk *w, uint32_t lo, uint32_t hi, uint32_t base, size_t 
         w->frames[d] = r->n_frames;
         for (uint32_t k = node->token; k < t->nodes[i + 1].token; k++)
             w->mask[t->ids[k] / 32] |= 1u << t->ids[k] % 32;
+        if (w->used != NULL)
+            count_used(w, node, t->nodes[i + 1].token, d);
         if (w->exits != NULL && node->next > i + 1) {
             for (size_t k = w->begin[d]; k < r->n; k++) {
                 if (r->at[k].state != GR_END)
                     continue;
-                if (!note_exit(w->exits, i))
+                if (!note_exit(w->exits, i, w->depth_used[d]))
                     r->oom = true;
                 break;
             }
@@ -218,51 +249,105 @@ static bool join(gr_entry *e, const gr_trie *t)
     return ok;
 }
 
+/* Few tokens are kept as a list, which is quicker to add and smaller. Takes mask. */
 static bool pack(gr_entry *e, uint32_t *mask, size_t words)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < words; i++)
         n += (size_t)__builtin_popcount(mask[i]);
-    if (n > LIST_UP_TO) {
+    if (n > words / 2) {
         e->dense = mask;
         return true;
     }
     e->list = malloc((n + 1) * sizeof *e->list);
-    if (e->list == NULL)
-        return false;
-    for (size_t i = 0; i < words; i++) {
+    for (size_t i = 0; i < words && e->list != NULL; i++) {
         for (uint32_t bits = mask[i]; bits != 0; bits &= bits - 1)
             e->list[e->n_list++] = (int32_t)(i * 32) + __builtin_ctz(bits);
     }
     free(mask);
+    return e->list != NULL;
+}
+
+static bool in_string(const td_grammar *g, int32_t state)
+{
+    return state >= g->string_lo && state < g->string_hi;
+}
+
+/* All tokens are tried. False: no memory. */
+static bool fill_by_walk(gr_entry *e, const td_grammar *g, const td_token_set *tokens, gr_config c,
+                         uint32_t *mask)
+{
+    gr_run r;
+    walk w = {0};
+    bool ok;
+
+    if (in_string(g, c.state) && c.need == 0 && c.room == GR_ANY) {
+        e->used = malloc(((size_t)tokens->n + 1) * sizeof *e->used);
+        if (e->used == NULL)
+            return false;
+        for (int i = 0; i < tokens->n; i++)
+            e->used[i] = NOT_ALLOWED;
+        c.room = FAR;
+    }
+    if (!gr_run_init(&r, g))
+        return false;
+    c.stack = 0;
+    r.at[r.n++] = c;
+    ok = walk_init(&w, &r, &tokens->trie, mask);
+    w.exits = e;
+    w.used = e->used;
+    ok = ok && walk_nodes(&w, 0, tokens->trie.n_nodes, 0, 0, 1);
+    walk_fini(&w);
+    gr_run_fini(&r);
+    return ok;
+}
+
+/* From the entry without bounds: tokens with at most c->room characters of which those that close
+ * the string have at least c->need. */
+static bool fill_by_count(gr_entry *e, const gr_entry *whole, const td_token_set *tokens,
+                          const gr_config *c, uint32_t *mask)
+{
+    for (int i = 0; i < tokens->n; i++) {
+        uint32_t used = whole->used[i] & (CLOSES - 1);
+
+        if (whole->used[i] == NOT_ALLOWED || used > c->room ||
+            ((whole->used[i] & CLOSES) != 0 && used < c->need))
+            continue;
+        mask[i / 32] |= 1u << i % 32;
+    }
+    for (size_t i = 0; i < whole->n_exits; i++) {
+        if (whole->exit_used[i] <= c->room && whole->exit_used[i] >= c->need &&
+            !note_exit(e, whole->exits[i], whole->exit_used[i]))
+            return false;
+    }
     return true;
 }
 
-/* NULL: no memory. */
-static gr_entry *make_entry(const td_grammar *g, const td_token_set *tokens, const gr_config *c)
+/* whole: the entry of the same state without bounds, if that is a plain string's. NULL: no memory.
+ */
+static gr_entry *make_entry(const td_grammar *g, const td_token_set *tokens, const gr_config *c,
+                            const gr_entry *whole)
 {
     gr_entry *e = calloc(1, sizeof *e);
     uint32_t *mask = calloc(tokens->words + 1, sizeof *mask);
-    gr_run r;
-    walk w = {0};
-    bool ok = false;
+    bool ok = e != NULL && mask != NULL;
 
-    if (e != NULL && mask != NULL && gr_run_init(&r, g)) {
+    if (ok) {
         *e = (gr_entry){
             .serial = tokens->serial, .state = c->state, .need = c->need, .room = c->room};
-        r.at[r.n++] = *c;
-        r.at[0].stack = 0;
-        if (walk_init(&w, &r, &tokens->trie, mask)) {
-            w.exits = e;
-            ok = walk_nodes(&w, 0, tokens->trie.n_nodes, 0, 0, 1) && join(e, &tokens->trie);
+        ok = whole != NULL ? fill_by_count(e, whole, tokens, c, mask)
+                           : fill_by_walk(e, g, tokens, *c, mask);
+        ok = ok && join(e, &tokens->trie);
+        if (e->used == NULL) { /* no other entry will be made from this one */
+            free(e->exit_used);
+            e->exit_used = NULL;
         }
-        walk_fini(&w);
-        gr_run_fini(&r);
-        if (ok && pack(e, mask, tokens->words))
-            return e;
     }
-    free(mask);
+    if (ok && pack(e, mask, tokens->words))
+        return e;
+    if (!ok)
+        free(mask);
     entry_free(e);
     return NULL;
 }
@@ -270,8 +355,9 @@ static gr_entry *make_entry(const td_grammar *g, const td_token_set *tokens, con
 static size_t entry_bytes(const gr_entry *e, const td_token_set *tokens)
 {
     return sizeof *e + e->n_list * sizeof *e->list + (e->dense != NULL ? tokens->words * 4 : 0) +
-           e->cap_exits * sizeof *e->exits + e->rests.n_nodes * sizeof *e->rests.nodes +
-           e->rests.n_ids * sizeof *e->rests.ids;
+           e->cap_exits * (sizeof *e->exits + sizeof *e->exit_used) +
+           (e->used != NULL ? (size_t)tokens->n * sizeof *e->used : 0) +
+           e->rests.n_nodes * sizeof *e->rests.nodes + e->rests.n_ids * sizeof *e->rests.ids;
 }
 
 static size_t hash_key(uint64_t serial, const gr_config *c)
@@ -321,7 +407,8 @@ static gr_entry *entry_of(const td_grammar *g, const td_token_set *tokens, gr_co
 {
     gr_cache *cache = (size_t)c.state < g->n_prelude ? tokens->cache : g->cache;
     uint32_t longest = tokens->trie.max_depth;
-    gr_entry *e, *made;
+    gr_entry *e, *made, *whole = NULL;
+    bool own_whole = false;
 
     *own = false;
     if (c.need > longest)
@@ -331,8 +418,16 @@ static gr_entry *entry_of(const td_grammar *g, const td_token_set *tokens, gr_co
     pthread_mutex_lock(&cache->lock);
     e = find(cache, tokens->serial, &c);
     pthread_mutex_unlock(&cache->lock);
-    if (e != NULL || (made = make_entry(g, tokens, &c)) == NULL)
+    if (e != NULL)
         return e;
+    if (in_string(g, c.state) && (c.need > 0 || c.room != GR_ANY) &&
+        (whole = entry_of(g, tokens, (gr_config){c.state, 0, GR_ANY, 0}, &own_whole)) == NULL)
+        return NULL;
+    made = make_entry(g, tokens, &c, whole);
+    if (own_whole)
+        entry_free(whole);
+    if (made == NULL)
+        return NULL;
     pthread_mutex_lock(&cache->lock);
     e = find(cache, tokens->serial, &c); /* another thread may have been quicker */
     if (e == NULL && cache->bytes < CACHE_BYTES &&
