@@ -19,7 +19,7 @@ static td_status take_number(const cJSON *root, const char *name, double min, do
     if (!cJSON_IsNumber(v))
         return td_fail_param(err, name, "%s must be a number, not %s", name, openai_type_name(v));
     if (!isfinite(v->valuedouble) || v->valuedouble < min || v->valuedouble > max)
-        return td_fail_param(err, name, "%s must be between %g and %g", name, min, max);
+        return td_fail_param(err, name, "%s must be between %.10g and %.10g", name, min, max);
     *out = v->valuedouble;
     return TD_OK;
 }

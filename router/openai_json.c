@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "router/json_escapes.h"
 #include "router/openai.h"
 
 const cJSON *openai_field(const cJSON *object, const char *name)
@@ -34,6 +35,8 @@ static td_status scan(const char *body, size_t n, int max_depth, td_error *err)
     for (size_t i = 0; i < n; i++) {
         char c = body[i];
 
+        if (c == '\0')
+            return td_fail(err, TD_INVALID, "the body is not JSON: it has a NUL byte at %zu", i);
         if (in_string) {
             if (c == '\\') {
                 if (n - i > 5 && memcmp(body + i + 1, "u0000", 5) == 0)
@@ -53,8 +56,6 @@ static td_status scan(const char *body, size_t n, int max_depth, td_error *err)
             values++;
         } else if (c == '}' || c == ']') {
             depth--;
-        } else if (c == '\0') {
-            return td_fail(err, TD_INVALID, "the body is not JSON: it has a NUL byte at %zu", i);
         }
         if (values > OPENAI_MAX_VALUES)
             return td_fail(err, TD_INVALID, "the body has more than %d values", OPENAI_MAX_VALUES);
@@ -84,10 +85,23 @@ static td_status check_lists(const cJSON *root, const openai_defaults *d, td_err
     return TD_OK;
 }
 
+/* text[n] is NUL. */
+static td_status read_tree(const char *text, size_t n, cJSON **root, td_error *err)
+{
+    const char *end = NULL;
+
+    *root = cJSON_ParseWithLengthOpts(text, n + 1, &end, 1);
+    if (*root == NULL)
+        return td_fail(err, TD_INVALID, "the body is not valid JSON near byte %zu",
+                       end != NULL && end >= text ? (size_t)(end - text) : (size_t)0);
+    chat_keep_numbers(*root, text, n);
+    return TD_OK;
+}
+
 td_status openai_read_json(const char *body, size_t n, const openai_defaults *d, cJSON **root,
                            td_error *err)
 {
-    const char *end = NULL;
+    td_buf mended = {0};
     size_t bad;
     td_status st;
 
@@ -98,10 +112,15 @@ td_status openai_read_json(const char *body, size_t n, const openai_defaults *d,
     st = scan(body, n, d->max_depth ? (int)d->max_depth : OPENAI_MAX_DEPTH, err);
     if (st != TD_OK)
         return st;
-    *root = cJSON_ParseWithLengthOpts(body, n + 1, &end, 1);
-    if (*root == NULL)
-        return td_fail(err, TD_INVALID, "the body is not valid JSON near byte %zu",
-                       end != NULL && end >= body ? (size_t)(end - body) : (size_t)0);
+    if (json_mend_surrogates(body, n, &mended) == 0)
+        st = read_tree(body, n, root, err);
+    else if (mended.oom)
+        st = td_fail(err, TD_NOMEM, "no memory for a copy of the body");
+    else
+        st = read_tree(mended.ptr, n, root, err);
+    td_buf_free(&mended);
+    if (st != TD_OK)
+        return st;
     if (!cJSON_IsObject(*root)) {
         st = td_fail(err, TD_INVALID, "the body must be a JSON object, not %s",
                      openai_type_name(*root));
@@ -115,7 +134,6 @@ td_status openai_read_json(const char *body, size_t n, const openai_defaults *d,
         *root = NULL;
         return st;
     }
-    chat_keep_numbers(*root, body, n);
     return TD_OK;
 }
 

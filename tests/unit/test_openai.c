@@ -513,7 +513,6 @@ static void test_bad_json(void **state)
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\"}]}", "UTF-8"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xed\xa0\x80\"}]}", "UTF-8"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\"}]}", "NUL"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}", "JSON"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\q\"}]}", "JSON"},
     };
 
@@ -521,6 +520,39 @@ static void test_bad_json(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         check_bad(bad[i].body, strlen(bad[i].body), "", bad[i].says);
     check_bad("{\"a\":\0 1}", 9, "", "NUL");
+    check_bad("{\"a\":\"x\0y\"}", 11, "", "NUL"); /* not cut there without a word */
+}
+
+/* A pair is one character; half of one, which is what a client's cut leaves, is U+FFFD. */
+static void test_half_pairs_are_replaced(void **state)
+{
+    static const struct {
+        const char *json, *text;
+    } cases[] = {
+        {"\\ud83d\\uDE00", "\xf0\x9f\x98\x80"},
+        {"\\ud83d", "\xef\xbf\xbd"},
+        {"a\\uDE00b", "a\xef\xbf\xbd"
+                      "b"},
+        {"\\ud83d\\ud83d\\ude00\\ud83d\\n", "\xef\xbf\xbd\xf0\x9f\x98\x80\xef\xbf\xbd\n"},
+        {"\\ude00\\ud83d", "\xef\xbf\xbd\xef\xbf\xbd"},
+        {"\\ud83d\\\\ude00", "\xef\xbf\xbd\\ude00"},
+        {"\\\\ud83d", "\\ud83d"},
+        {"\\ud7ff\\ue000", "\xed\x9f\xbf\xee\x80\x80"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char body[128];
+        generation g;
+        td_error err = {0};
+
+        snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]}",
+                 cases[i].json);
+        if (parse(body, &g, &err) != TD_OK)
+            fail_msg("%s: %s", cases[i].json, err.text);
+        assert_text(g.chat.messages[0].content, cases[i].text);
+        generation_free(&g);
+    }
 }
 
 /* An escaped backslash before "u0000" is text, not a NUL. */
@@ -663,6 +695,7 @@ int main(void)
         cmocka_unit_test(test_bad_members),
         cmocka_unit_test(test_bad_messages),
         cmocka_unit_test(test_bad_json),
+        cmocka_unit_test(test_half_pairs_are_replaced),
         cmocka_unit_test(test_not_a_nul),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_depth),
