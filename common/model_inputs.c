@@ -174,6 +174,16 @@ static int32_t put_banned(td_model *m, const td_sample_row *before, const td_sam
     return put_list(m, s->banned, s->n_banned);
 }
 
+/* Where the mask of row i is already; -1: nowhere. Answers in the same kind of free text have the
+ * same one. */
+static int32_t shared_mask(const td_sample_row *rows, const td_sampling *sampling, int32_t i)
+{
+    for (int32_t j = i - 1; j >= 0; j--)
+        if (sampling[j].mask == sampling[i].mask)
+            return rows[j].mask;
+    return -1;
+}
+
 int32_t model_put_sampling(td_model *m, const td_sampling *sampling, int32_t n)
 {
     td_sample_row *rows = (void *)((int32_t *)m->inputs.ptr + m->in.sample);
@@ -203,9 +213,12 @@ int32_t model_put_sampling(td_model *m, const td_sampling *sampling, int32_t n)
                              .mask = -1,
                              .top_logprobs = s->logprobs ? s->top_logprobs : -1};
         if (s->mask != NULL) {
-            memcpy((uint32_t *)m->masks.ptr + (size_t)m->step.n_masks * words, s->mask,
-                   words * sizeof *s->mask);
-            r->mask = m->step.n_masks++;
+            r->mask = shared_mask(rows, sampling, i);
+            if (r->mask < 0) {
+                r->mask = m->step.n_masks++;
+                memcpy((uint32_t *)m->masks.ptr + (size_t)r->mask * words, s->mask,
+                       words * sizeof *s->mask);
+            }
         }
     }
     return n;

@@ -248,7 +248,7 @@ typedef struct plan {
     td_token_count counts[SEQS][COUNTS];
     td_token_bias bias[3];
     td_id_range banned[2];
-    uint32_t mask[(515 + 31) / 32];
+    uint32_t mask[2][(515 + 31) / 32];
     uint32_t rng;
 } plan;
 
@@ -270,7 +270,8 @@ static void begin(plan *p)
     p->bias[2] = (td_token_bias){514, 2};
     p->banned[0] = (td_id_range){0, 3};
     p->banned[1] = (td_id_range){500, INT32_MAX};
-    memset(p->mask, 0x7b, sizeof p->mask);
+    memset(p->mask[0], 0x7b, sizeof p->mask[0]);
+    memset(p->mask[1], 0x84, sizeof p->mask[1]);
 }
 
 static void change_batch(plan *p, int step)
@@ -321,8 +322,8 @@ static td_sampling how(plan *p, int32_t s)
         a.bias = p->bias;
         a.n_bias = 3;
     }
-    if (s == 8 || s == 9)
-        a.mask = p->mask;
+    if (s >= 8 && s <= 10) /* two have the same */
+        a.mask = p->mask[s == 10];
     return a;
 }
 
@@ -379,6 +380,8 @@ static void run_plan(td_model *plain, td_model *graphs, int steps)
 
             same_logprobs(&lp_got[i], &lp_want[i]);
             assert_in_range(got[i], 0, 514);
+            if (s >= 8 && s <= 10)
+                assert_true(p.mask[s == 10][got[i] / 32] >> got[i] % 32 & 1);
             p.token[s] = got[i];
             if (++p.pos[s] == PAGES * TD_PAGE_TOKENS)
                 p.pos[s] = 0;
