@@ -9,64 +9,10 @@
  * belong there is decided here, always so that text of the answer survives and text of the format
  * does not. Two things wait: a <|channel|> inside content until the text after it tells whether a
  * new header begins, and bare text without any header until it is known whether more follows. */
-#include "router/harmony_parse.h"
-
-#include <stdlib.h>
 #include <string.h>
 
-#include "router/harmony_header.h"
-#include "router/harmony_recipient.h"
-#include "router/harmony_writer.h"
+#include "router/harmony_parser_impl.h"
 #include "router/tokenizer.h"
-
-typedef enum state {
-    ST_BETWEEN,
-    ST_HEADER,
-    ST_CONTENT,
-    ST_DONE,
-} state;
-
-/* How the header that is being collected began. */
-typedef enum origin {
-    FROM_PROMPT, /* the prompt's <|start|>assistant */
-    FROM_START,  /* a <|start|> of the model */
-    FROM_TEXT,   /* text where a <|start|> was due */
-    FROM_MARKER, /* <|channel|> or <|message|> where a <|start|> was due */
-} origin;
-
-struct harmony_parser {
-    const harmony *h;
-    harmony_ids ids;
-    harmony_writer out;
-    chat text; /* owns the names */
-    td_slice *name_list;
-    harmony_names names;
-    td_tokens prime; /* fed before the first id: what the prompt already fixed */
-
-    state state;
-    origin origin;
-    harmony_header header;
-
-    bool after_analysis; /* the last message was reasoning */
-    bool marker_waits;   /* a <|channel|> came inside content... */
-    td_buf waiting;      /* ...and this text after it */
-    td_buf bare;         /* text of a message that had no header at all */
-    uint64_t bare_ids;   /* the ids that made it */
-
-    harmony_stats stats;
-    bool primed, finished, oom;
-};
-
-static const char *const repair_labels[] = {
-#define TD_X(name, label, text) [HARMONY_REPAIR_##name] = label,
-    HARMONY_REPAIR_MAP(TD_X)
-#undef TD_X
-};
-
-const char *harmony_repair_label(harmony_repair r)
-{
-    return r < HARMONY_REPAIR_COUNT ? repair_labels[r] : "unknown";
-}
 
 static void count(harmony_parser *p, harmony_repair r)
 {
@@ -86,13 +32,6 @@ static void send_message(harmony_parser *p, harmony_route to, td_slice name, td_
     harmony_writer_open(&p->out, to, name);
     harmony_writer_bytes(&p->out, text);
     close_message(p, complete);
-}
-
-static void begin_header(harmony_parser *p, origin from)
-{
-    harmony_header_clear(&p->header, from == FROM_START);
-    p->origin = from;
-    p->state = ST_HEADER;
 }
 
 /* Where a message goes. Recipients decide before channels, because models put calls on any. */
@@ -434,72 +373,4 @@ void harmony_parse_finish(harmony_parser *p, harmony_end end)
         drop_marker(p);
     end_answer(p, end);
     p->state = ST_DONE;
-}
-
-const char *harmony_finish_reason(const harmony_parser *p, harmony_end end)
-{
-    if (p->stats.done || end == HARMONY_END_STOP)
-        return p->stats.calls > 0 ? "tool_calls" : "stop";
-    return end == HARMONY_END_LENGTH ? "length" : "stop";
-}
-
-const harmony_stats *harmony_parser_stats(const harmony_parser *p)
-{
-    return &p->stats;
-}
-
-bool harmony_parser_oom(const harmony_parser *p)
-{
-    return p->oom || p->out.oom || p->text.oom;
-}
-
-td_status harmony_parser_create(const harmony *h, const chat *c, const harmony_sink *sink,
-                                void *user, harmony_parser **out, td_error *err)
-{
-    harmony_parser *p = calloc(1, sizeof *p);
-    size_t n = c != NULL ? chat_visible_tools(c) : 0;
-    td_status st = TD_OK;
-
-    if (p == NULL)
-        return td_fail(err, TD_NOMEM, "no memory for a parser");
-    p->h = h;
-    p->ids = *harmony_ids_of(h);
-    p->out = (harmony_writer){.sink = *sink, .user = user, .stats = &p->stats};
-    chat_init(&p->text);
-    if (n > 0) {
-        p->name_list = calloc(n, sizeof *p->name_list);
-        if (p->name_list == NULL)
-            st = td_fail(err, TD_NOMEM, "no memory for the names of %zu tools", n);
-    }
-    for (size_t i = 0; st == TD_OK && i < n; i++) {
-        td_slice name = chat_bare_name(c->tools[i].name);
-
-        p->name_list[i] = chat_text(&p->text, name.ptr, name.len);
-    }
-    p->names = (harmony_names){p->name_list, st == TD_OK ? n : 0};
-    if (st == TD_OK && c != NULL)
-        st = harmony_prime(h, c, &p->prime, err);
-    if (st == TD_OK && (p->text.oom || p->prime.oom))
-        st = td_fail(err, TD_NOMEM, "no memory for a parser's names");
-    begin_header(p, FROM_PROMPT);
-    if (st != TD_OK) {
-        harmony_parser_free(p);
-        return st;
-    }
-    *out = p;
-    return TD_OK;
-}
-
-void harmony_parser_free(harmony_parser *p)
-{
-    if (p == NULL)
-        return;
-    chat_free(&p->text);
-    free(p->name_list);
-    td_tokens_free(&p->prime);
-    harmony_header_free(&p->header);
-    td_buf_free(&p->waiting);
-    td_buf_free(&p->bare);
-    harmony_writer_fini(&p->out);
-    free(p);
 }
