@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "router/openai_fields.h"
 #include "router/openai_json.h"
 
 td_status completion_take_ids(const cJSON *array, const char *name, const tokenizer *t,
@@ -73,39 +74,18 @@ static td_status take_logprobs(const cJSON *root, generation *g, td_error *err)
     return st;
 }
 
-/* What each of these must be where it is given: the value that asks for what happens anyway. */
-static td_status refuse_unsupported(const cJSON *root, td_error *err)
+static td_status check_fields(const cJSON *root, td_error *err)
 {
-    enum { NEVER, IS_FALSE, IS_ONE, IS_EMPTY };
-    static const struct {
-        const char *name;
-        int only;
-        const char *why;
-    } fields[] = {
-        {"best_of", IS_ONE, "answers that are made are given too; use n"},
-        {"echo", IS_FALSE, "the prompt is not repeated in the answer"},
-        {"suffix", IS_EMPTY, "text goes on at its end only"},
-        {"prompt_logprobs", NEVER, "log-probabilities are those of the answer"},
-        {"response_format", NEVER, "the answer is raw text"},
-        {"prompt_embeds", NEVER, "the prompt is text or token ids"},
-        {"messages", NEVER, "this endpoint takes a prompt; /v1/chat/completions takes messages"},
+    static const openai_rule rules[] = {
+        {"suffix", ONLY_EMPTY, "text goes on at its end only"},
+        {"response_format", ONLY_NOTHING, "the answer is raw text"},
+        {"prompt_embeds", ONLY_NOTHING, "the prompt is text or token ids"},
+        {"messages", ONLY_NOTHING,
+         "this endpoint takes a prompt; /v1/chat/completions takes messages"},
     };
+    td_status st = openai_check_rules(root, rules, sizeof rules / sizeof *rules, err);
 
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const cJSON *v = openai_field(root, fields[i].name);
-        bool fits = false;
-
-        switch (v != NULL ? fields[i].only : NEVER) {
-        case IS_FALSE: fits = cJSON_IsFalse(v); break;
-        case IS_ONE: fits = cJSON_IsNumber(v) && v->valuedouble == 1; break;
-        case IS_EMPTY: fits = cJSON_IsString(v) && v->valuestring[0] == '\0'; break;
-        default: break;
-        }
-        if (v != NULL && !fits)
-            return td_fail_param(err, fields[i].name, "%s is not supported: %s", fields[i].name,
-                                 fields[i].why);
-    }
-    return TD_OK;
+    return st == TD_OK ? openai_check_common(root, err) : st;
 }
 
 td_status completion_parse(const char *body, size_t n, const openai_defaults *d, const tokenizer *t,
@@ -119,7 +99,7 @@ td_status completion_parse(const char *body, size_t n, const openai_defaults *d,
     st = openai_read_json(body, n, d, &root, err);
     if (st != TD_OK)
         return st;
-    st = refuse_unsupported(root, err);
+    st = check_fields(root, err);
     if (st == TD_OK)
         st = openai_take_common(root, d, g, err);
     if (st == TD_OK)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "router/openai_fields.h"
 #include "router/openai_json.h"
 
 /* A number within [min, max]; absent leaves *out alone. */
@@ -52,23 +53,6 @@ td_status openai_take_bool(const cJSON *v, const char *path, bool *out, td_error
 static td_status take_bool(const cJSON *root, const char *name, bool *out, td_error *err)
 {
     return openai_take_bool(openai_field(root, name), name, out, err);
-}
-
-/* What is understood but not done is refused, unless the client asks for what happens anyway. */
-static td_status refuse_unsupported(const cJSON *root, td_error *err)
-{
-    const cJSON *v = openai_field(root, "functions");
-    td_status st = TD_OK;
-
-    if (v != NULL)
-        st = td_fail_param(err, "functions", "functions is the old form: use tools");
-    v = openai_field(root, "function_call");
-    if (st == TD_OK && v != NULL)
-        st = td_fail_param(err, "function_call", "function_call is the old form: use tool_choice");
-    v = openai_field(root, "audio");
-    if (st == TD_OK && v != NULL)
-        st = td_fail_param(err, "audio", "audio is not supported: the model reads and writes text");
-    return st;
 }
 
 /* "-9223372036854775808" .. "18446744073709551615" as 64 bits; false: past either end. */
@@ -366,7 +350,9 @@ td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d
     if (st == TD_OK)
         st = take_bool(root, "continue_final_message", &g->chat.continue_final, err);
     if (st == TD_OK)
-        st = refuse_unsupported(root, err);
+        st = openai_check_chat(root, err);
+    if (st == TD_OK)
+        st = openai_check_common(root, err);
     if (st == TD_OK && g->chat.oom)
         st = td_fail(err, TD_NOMEM, "no memory for the request");
     cJSON_Delete(root);

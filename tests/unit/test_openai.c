@@ -130,6 +130,25 @@ static void test_what_changes_logits(void **state)
     td_buf_free(&body);
 }
 
+/* What clients and gateways send along without asking for anything, and what nobody knows. */
+static void test_fields_without_effect_are_taken(void **state)
+{
+    static const char members[] =
+        "\"user\":\"u-1\",\"safety_identifier\":\"s\",\"prompt_cache_key\":\"k\",\"metadata\":{"
+        "\"a\":"
+        "\"b\"},\"store\":true,\"service_tier\":\"auto\",\"n\":1,\"best_of\":1,\"echo\":false,"
+        "\"modalities\":[\"text\"],\"verbosity\":\"low\",\"prediction\":{\"type\":\"content\"},"
+        "\"parallel_tool_calls\":false,\"min_p\":0,\"min_tokens\":0,\"repetition_penalty\":1.0,"
+        "\"length_penalty\":1,\"use_beam_search\":false,\"stop_token_ids\":[],\"bad_words\":[],"
+        "\"skip_special_tokens\":true,\"include_stop_str_in_output\":false,\"of_tomorrow\":[1]";
+    generation g;
+
+    (void)state;
+    parse_with(members, &g);
+    assert_int_equal(g.n, 1);
+    generation_free(&g);
+}
+
 /* null is how some clients say "not given": each field must take it. */
 static void test_null_is_absent(void **state)
 {
@@ -409,6 +428,25 @@ static void test_bad_members(void **state)
         {"\"logit_bias\":{\"5 \":1}", "logit_bias", "ids of tokens"},
         {"\"logit_bias\":{\"5\":1,\"7\":1,\"5\":2}", "logit_bias", "token 5 twice"},
         {"\"functions\":[]", "functions", "tools"},
+        {"\"user\":5", "user", "a string, not a number"},
+        {"\"metadata\":\"x\"", "metadata", "an object, not a string"},
+        {"\"store\":1", "store", "true or false"},
+        {"\"service_tier\":\"flex\"", "service_tier", "one tier"},
+        {"\"modalities\":[\"text\",\"audio\"]", "modalities", "text"},
+        {"\"web_search_options\":{}", "web_search_options", "searched"},
+        {"\"verbosity\":5", "verbosity", "a string"},
+        {"\"best_of\":2", "best_of", "use n"},
+        {"\"echo\":true", "echo", "not repeated"},
+        {"\"min_p\":0.1", "min_p", "top_p"},
+        {"\"min_tokens\":5", "min_tokens", "ends where"},
+        {"\"repetition_penalty\":1.1", "repetition_penalty", "frequency_penalty"},
+        {"\"use_beam_search\":true", "use_beam_search", "sampled"},
+        {"\"stop_token_ids\":[5]", "stop_token_ids", "use stop"},
+        {"\"skip_special_tokens\":false", "skip_special_tokens", "not shown"},
+        {"\"guided_json\":{}", "guided_json", "response_format"},
+        {"\"prompt\":\"x\"", "prompt", "/v1/completions"},
+        {"\"input\":\"x\"", "input", "/v1/responses"},
+        {"\"chat_template\":\"x\"", "chat_template", "Harmony"},
         {"\"function_call\":\"auto\"", "function_call", "tool_choice"},
         {"\"audio\":{}", "audio", "text"},
         {"\"ignore_eos\":true", "ignore_eos", "switched off"},
@@ -687,6 +725,7 @@ int main(void)
         cmocka_unit_test(test_every_field),
         cmocka_unit_test(test_what_changes_logits),
         cmocka_unit_test(test_null_is_absent),
+        cmocka_unit_test(test_fields_without_effect_are_taken),
         cmocka_unit_test(test_sampling_limits),
         cmocka_unit_test(test_seeds_exactly),
         cmocka_unit_test(test_messages),
