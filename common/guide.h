@@ -34,7 +34,9 @@ typedef struct td_guide td_guide;
 
 enum {
     TD_GUIDE_MAX_FUNCTIONS = 512,
-    TD_GUIDE_MAX_NAME = 256, /* bytes of a function's name */
+    TD_GUIDE_MAX_NAME = 256,      /* bytes of a function's name */
+    TD_GUIDE_MAX_BYTES = 4 << 20, /* of all schemas together: a message has other things to say */
+    TD_GUIDE_MAX_STATES = 400 * 1000, /* of all grammars together, which bounds their memory */
 };
 
 /* folder has the checkpoint's tokenizer.json; vocab: rows of the model, the bits of a mask.
@@ -46,8 +48,8 @@ void td_guides_close(td_guides *g); /* NULL is fine */
 
 /* A guide at the end of answer[0..n). Compiles what is not in the cache: milliseconds for a large
  * schema, so not on a thread that others wait for. TD_INVALID: a schema that is not supported (the
- * text says what and where), a guide that lets no answer end, an answer that it does not allow.
- * TD_NOMEM. */
+ * text says what and where), more than the bounds above, a guide that lets no answer end, an answer
+ * that it does not allow. TD_NOMEM. */
 TD_MUST_CHECK td_status td_guide_create(td_guides *guides, const Tandem__Guide *m,
                                         const int32_t *answer, size_t n, td_guide **out,
                                         td_error *err);

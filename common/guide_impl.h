@@ -53,13 +53,15 @@ typedef struct guide_plan {
     uint8_t *key; /* the request's message, packed */
     size_t n_key;
     uint64_t hash;
-    uint64_t used; /* when, for the cache */
-    int refs;      /* td_guides.lock */
+    size_t n_states; /* of its grammars */
+    uint64_t used;   /* when, for the cache */
+    int refs;        /* td_guides.lock */
 } guide_plan;
 
 enum {
     GUIDE_CACHE = 64,
     GUIDE_CACHE_KEY_BYTES = 256 << 10,
+    GUIDE_CACHE_STATES = 2 * TD_GUIDE_MAX_STATES,
 };
 
 struct td_guides {
@@ -72,6 +74,7 @@ struct td_guides {
 
     pthread_mutex_t lock;
     guide_plan *cache[GUIDE_CACHE];
+    size_t n_cached, n_states; /* plans in the cache, and states of their grammars */
     uint64_t clock;
 };
 

@@ -143,6 +143,8 @@ static bool name_ok(ProtobufCBinaryData name)
 /* What can be wrong before a schema is looked at. */
 static td_status check(const Tandem__Guide *m, td_error *err)
 {
+    size_t bytes = m->schema.len;
+
     if (!m->final && m->n_functions == 0)
         return td_fail(err, TD_INVALID,
                        "a guide that lets no answer end: neither a final answer "
@@ -154,15 +156,29 @@ static td_status check(const Tandem__Guide *m, td_error *err)
     if (m->n_functions > TD_GUIDE_MAX_FUNCTIONS)
         return td_fail(err, TD_INVALID, "%zu functions, at most %d are possible", m->n_functions,
                        TD_GUIDE_MAX_FUNCTIONS);
-    for (size_t i = 0; i < m->n_functions; i++)
+    for (size_t i = 0; i < m->n_functions; i++) {
         if (!name_ok(m->functions[i]->name))
             return td_fail(err, TD_INVALID, "function %zu has a name that no header can hold", i);
+        bytes += m->functions[i]->schema.len;
+    }
+    if (bytes > TD_GUIDE_MAX_BYTES)
+        return td_fail(err, TD_INVALID, "schemas of %zu bytes, at most %d are possible", bytes,
+                       TD_GUIDE_MAX_BYTES);
     return TD_OK;
 }
 
-static td_status from_schema(ProtobufCBinaryData schema, td_grammar **out, td_error *err)
+static td_status from_schema(guide_plan *p, ProtobufCBinaryData schema, td_grammar **out,
+                             td_error *err)
 {
-    return td_grammar_from_schema((const char *)schema.data, schema.len, out, err);
+    td_status st = td_grammar_from_schema((const char *)schema.data, schema.len, out, err);
+
+    if (st != TD_OK)
+        return st;
+    p->n_states += td_grammar_states(*out);
+    return p->n_states <= TD_GUIDE_MAX_STATES
+               ? TD_OK
+               : td_fail(err, TD_INVALID, "the schemas together need more than %d states",
+                         TD_GUIDE_MAX_STATES);
 }
 
 static td_status make_grammars(guide_plan *p, const Tandem__Guide *m, td_error *err)
@@ -175,10 +191,10 @@ static td_status make_grammars(guide_plan *p, const Tandem__Guide *m, td_error *
         return td_fail(err, TD_NOMEM, "no memory for %zu functions", m->n_functions);
     p->n_functions = (int32_t)m->n_functions;
     if (m->json && !object)
-        st = from_schema(m->schema, &p->final, err);
+        st = from_schema(p, m->schema, &p->final, err);
     for (size_t i = 0; st == TD_OK && i < m->n_functions; i++) {
         if (m->functions[i]->schema.len > 0)
-            st = from_schema(m->functions[i]->schema, &p->schemas[i], err);
+            st = from_schema(p, m->functions[i]->schema, &p->schemas[i], err);
         else
             object = true;
     }
@@ -236,27 +252,44 @@ static guide_plan *find_cached(td_guides *g, uint64_t hash, const uint8_t *key, 
     return NULL;
 }
 
-/* Under the lock: in an empty place, or in that of the one that was not asked for for longest. What
- * is thrown out lives on while guides hold it. */
-static guide_plan *put_cached(td_guides *g, guide_plan *p)
+/* Under the lock. What guides still hold is freed by the last of them. */
+static void drop_oldest(td_guides *g)
+{
+    size_t at = GUIDE_CACHE;
+    guide_plan *p;
+
+    for (size_t i = 0; i < GUIDE_CACHE; i++)
+        if (g->cache[i] != NULL && (at == GUIDE_CACHE || g->cache[i]->used < g->cache[at]->used))
+            at = i;
+    p = g->cache[at];
+    g->cache[at] = NULL;
+    g->n_cached--;
+    g->n_states -= p->n_states;
+    if (--p->refs == 0)
+        guide_plan_free(p);
+}
+
+/* Under the lock. */
+static void put_cached(td_guides *g, guide_plan *p)
 {
     size_t at = 0;
-    guide_plan *out;
 
-    for (size_t i = 0; i < GUIDE_CACHE && g->cache[at] != NULL; i++)
-        if (g->cache[i] == NULL || g->cache[i]->used < g->cache[at]->used)
-            at = i;
-    out = g->cache[at];
+    while (g->n_cached == GUIDE_CACHE ||
+           (g->n_cached > 0 && g->n_states + p->n_states > GUIDE_CACHE_STATES))
+        drop_oldest(g);
+    while (g->cache[at] != NULL)
+        at++;
     g->cache[at] = p;
+    g->n_cached++;
+    g->n_states += p->n_states;
     p->refs++;
-    return out != NULL && --out->refs == 0 ? out : NULL;
 }
 
 td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, guide_plan **out, td_error *err)
 {
     size_t n = tandem__guide__get_packed_size(m);
     uint8_t *key = malloc(n + 1);
-    guide_plan *p, *made = NULL, *old = NULL;
+    guide_plan *p, *made = NULL;
     uint64_t hash;
     td_status st;
 
@@ -288,9 +321,8 @@ td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, guide_plan **out,
     pthread_mutex_lock(&g->lock);
     made->used = ++g->clock;
     if (n <= GUIDE_CACHE_KEY_BYTES && find_cached(g, hash, key, n) == NULL)
-        old = put_cached(g, made);
+        put_cached(g, made);
     pthread_mutex_unlock(&g->lock);
-    guide_plan_free(old);
     *out = made;
     return TD_OK;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/grammar.h"
+#include "common/guide.h"
 #include "router/harmony_tools.h"
 
 struct guided {
@@ -83,6 +84,20 @@ static void add_function(guided *g, const chat_tool *t)
     g->list[g->pb.n_functions++] = f;
 }
 
+static td_status check_bounds(const guided *g, td_error *err)
+{
+    if (g->pb.n_functions > TD_GUIDE_MAX_FUNCTIONS)
+        return td_fail_param(err, "tools",
+                             "%zu tools beside what an answer must be held to: at most %d are "
+                             "possible",
+                             g->pb.n_functions, TD_GUIDE_MAX_FUNCTIONS);
+    if (g->text.len > TD_GUIDE_MAX_BYTES)
+        return td_fail_param(err, g->pb.schema.len > 0 ? "response_format" : "tools",
+                             "schemas of %zu bytes to be enforced: at most %d are possible",
+                             g->text.len, TD_GUIDE_MAX_BYTES);
+    return TD_OK;
+}
+
 static td_status add_functions(guided *g, const chat *c, td_error *err)
 {
     td_slice only = chat_bare_name(c->tool_choice_name);
@@ -126,6 +141,8 @@ td_status guided_create(const chat *c, guided **out, td_error *err)
     st = add_functions(g, c, err);
     if (st == TD_OK && g->text.oom)
         st = td_fail(err, TD_NOMEM, "no memory for the schemas");
+    if (st == TD_OK)
+        st = check_bounds(g, err);
     if (st != TD_OK) {
         guided_free(g);
         return st;
@@ -137,7 +154,8 @@ td_status guided_create(const chat *c, guided **out, td_error *err)
     return TD_OK;
 }
 
-static td_status check_schema(ProtobufCBinaryData schema, td_slice param, td_error *err)
+static td_status check_schema(ProtobufCBinaryData schema, td_slice param, size_t *states,
+                              td_error *err)
 {
     td_grammar *grammar = NULL;
     td_error why = {0};
@@ -147,6 +165,12 @@ static td_status check_schema(ProtobufCBinaryData schema, td_slice param, td_err
     if (schema.len == 0)
         return TD_OK;
     st = td_grammar_from_schema((const char *)schema.data, schema.len, &grammar, &why);
+    if (st == TD_OK) {
+        *states += td_grammar_states(grammar);
+        if (*states > TD_GUIDE_MAX_STATES)
+            st = td_fail(&why, TD_INVALID, "with those before it, it needs more than %d states",
+                         TD_GUIDE_MAX_STATES);
+    }
     td_grammar_free(grammar);
     if (st != TD_INVALID) {
         if (st != TD_OK && err != NULL)
@@ -160,10 +184,11 @@ static td_status check_schema(ProtobufCBinaryData schema, td_slice param, td_err
 
 td_status guided_check(const guided *g, td_error *err)
 {
-    td_status st = check_schema(g->pb.schema, g->format_param, err);
+    size_t states = 0;
+    td_status st = check_schema(g->pb.schema, g->format_param, &states, err);
 
     for (size_t i = 0; st == TD_OK && i < g->pb.n_functions; i++)
-        st = check_schema(g->functions[i].schema, g->params[i], err);
+        st = check_schema(g->functions[i].schema, g->params[i], &states, err);
     return st;
 }
 

@@ -472,6 +472,57 @@ static void test_descriptions_from_the_wire_are_checked(void **state)
     expect_bad(&m, &(int32_t){-1}, 1, "in a header");
 }
 
+/* {"enum":[...]} of many long words, none of which begins as another: a state a letter. */
+static void add_many_words(td_buf *out, unsigned seed)
+{
+    td_buf_str(out, "{\"enum\":[");
+    for (int i = 0; i < 300; i++) {
+        td_buf_fmt(out, "%s\"%d_%u_", i > 0 ? "," : "", i, seed);
+        for (int k = 0; k < 60; k++)
+            td_buf_byte(out, (char)('a' + (i * 7 + k * (k + (int)seed)) % 26));
+        td_buf_byte(out, '"');
+    }
+    td_buf_str(out, "]}");
+}
+
+static void test_large_requests_are_bounded(void **state)
+{
+    enum { N = 40 };
+    Tandem__Guide m = TANDEM__GUIDE__INIT;
+    Tandem__GuideFunction f[N], *list[N];
+    td_buf words[N] = {0};
+    td_guide *g = NULL;
+    td_error err = {0};
+    char *blank = malloc(TD_GUIDE_MAX_BYTES);
+
+    (void)state;
+    assert_non_null(blank);
+    memset(blank, ' ', TD_GUIDE_MAX_BYTES);
+    for (unsigned i = 0; i < N; i++) {
+        tandem__guide_function__init(&f[i]);
+        f[i].name = (ProtobufCBinaryData){1, (uint8_t *)(uintptr_t) "f"};
+        add_many_words(&words[i], i);
+        f[i].schema = (ProtobufCBinaryData){words[i].len, (uint8_t *)words[i].ptr};
+        list[i] = &f[i];
+    }
+    m.functions = list;
+    m.n_functions = N;
+    expect_bad(&m, NULL, 0, "more than 400000 states");
+    f[0].schema = (ProtobufCBinaryData){TD_GUIDE_MAX_BYTES, (uint8_t *)blank};
+    expect_bad(&m, NULL, 0, "at most 4194304 are possible");
+    /* What is large leaves the cache to others as it came: each time by itself. */
+    m.n_functions = N / 3;
+    for (unsigned i = 0; i < 6; i++) {
+        f[0].schema = f[N - 1 - i].schema;
+        if (td_guide_create(guides, &m, NULL, 0, &g, &err) != TD_OK)
+            fail_msg("%s", err.text);
+        td_guide_free(g);
+    }
+    for (unsigned i = 0; i < N; i++)
+        td_buf_free(&words[i]);
+    free(blank);
+}
+
 /* More kinds of requests than the cache holds, from several threads. */
 static void *many_kinds(void *arg)
 {
@@ -573,6 +624,7 @@ int main(void)
         cmocka_unit_test(test_masks_of_headers_are_exact),
         cmocka_unit_test(test_what_cannot_be_held_is_refused_by_name),
         cmocka_unit_test(test_descriptions_from_the_wire_are_checked),
+        cmocka_unit_test(test_large_requests_are_bounded),
         cmocka_unit_test(test_plans_are_shared_between_threads),
         cmocka_unit_test(test_a_folder_without_a_vocabulary_says_so),
     };
