@@ -12,7 +12,7 @@ Checked on random input, --count cases of each kind:
                 dropping of reasoning, and for training. Where our rule for dropping differs from the
                 library's by decision, the messages handed to the library are those that ours keeps;
   message       single messages with names, recipients, channels and content types;
-  answer        well-formed answers, at every token;
+  answer        well-formed answers, some of them cut, at every token and at their end;
   mutant        answers with tokens lost, repeated, exchanged and added, at every token for as long
                 as the reference accepts them and reads their headers as the format means them.
 
