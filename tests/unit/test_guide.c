@@ -472,6 +472,7 @@ static void test_descriptions_from_the_wire_are_checked(void **state)
     expect_bad(&m, &(int32_t){-1}, 1, "in a header");
 }
 
+#ifndef __SANITIZE_THREAD__
 /* {"enum":[...]} of many long words, none of which begins as another: a state a letter. */
 static void add_many_words(td_buf *out, unsigned seed)
 {
@@ -522,6 +523,7 @@ static void test_large_requests_are_bounded(void **state)
         td_buf_free(&words[i]);
     free(blank);
 }
+#endif
 
 /* More kinds of requests than the cache holds, from several threads. */
 static void *many_kinds(void *arg)
@@ -624,7 +626,9 @@ int main(void)
         cmocka_unit_test(test_masks_of_headers_are_exact),
         cmocka_unit_test(test_what_cannot_be_held_is_refused_by_name),
         cmocka_unit_test(test_descriptions_from_the_wire_are_checked),
+#ifndef __SANITIZE_THREAD__ /* much work, of one thread */
         cmocka_unit_test(test_large_requests_are_bounded),
+#endif
         cmocka_unit_test(test_plans_are_shared_between_threads),
         cmocka_unit_test(test_a_folder_without_a_vocabulary_says_so),
     };
