@@ -109,7 +109,9 @@ static int by_symbols(const void *pa, const void *pb)
     for (uint32_t i = 0; i < n; i++)
         if (a->symbols[i] != b->symbols[i])
             return a->symbols[i] < b->symbols[i] ? -1 : 1;
-    return (a->n > b->n) - (a->n < b->n);
+    if (a->n != b->n)
+        return a->n < b->n ? -1 : 1;
+    return (a->to > b->to) - (a->to < b->to); /* of two functions with a name, the first is meant */
 }
 
 static td_status make_headers(guide_plan *p, const Tandem__Guide *m, td_error *err)

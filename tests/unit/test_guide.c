@@ -272,6 +272,17 @@ static void test_tool_choice_decides_which_calls_may_come(void **state)
     assert_true(t.get > 0 && t.get_time > 0 && t.content > 0 && t.reasoning > 0);
 }
 
+/* Of two functions with one name the first is meant, wherever the answer is taken up. */
+static void test_two_functions_of_one_name(void **state)
+{
+    tally t = walk_many(
+        "\"tool_choice\":\"required\",\"tools\":[" TOOL("get", "true") "," TOOL("get", "false") "]",
+        false, 20);
+
+    (void)state;
+    assert_int_equal(t.get, 20);
+}
+
 static void test_only_what_must_be_held_is(void **state)
 {
     static const char *const loose[] = {
@@ -620,6 +631,7 @@ int main(void)
         cmocka_unit_test(test_a_response_format_holds_the_final_channel_alone),
         cmocka_unit_test(test_json_object_is_any_object),
         cmocka_unit_test(test_tool_choice_decides_which_calls_may_come),
+        cmocka_unit_test(test_two_functions_of_one_name),
         cmocka_unit_test(test_only_what_must_be_held_is),
         cmocka_unit_test(test_a_continued_answer_begins_in_its_text),
         cmocka_unit_test(test_reasoning_is_free_and_does_not_come_twice),
