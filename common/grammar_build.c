@@ -156,10 +156,11 @@ static td_status state_of_set(work *w, int32_t *out)
             return TD_OK;
         }
     }
-    if (s->n >= w->max_states || b->n_states >= GR_MAX_STATES ||
-        s->n_members + w->n_set > GR_MAX_SUBSETS)
+    if (s->n >= w->max_states || b->n_states >= GR_MAX_STATES)
         return td_fail(w->err, TD_INVALID, "too large: needs more than %zu states",
-                       s->n >= w->max_states ? w->max_states : b->n_states);
+                       s->n >= w->max_states ? w->max_states : (size_t)GR_MAX_STATES);
+    if (s->n_members + w->n_set > GR_MAX_SUBSETS)
+        return td_fail(w->err, TD_INVALID, "too large: too many alternatives are open at once");
     if (!reserve(&s->member, &s->cap_members, s->n_members + w->n_set, sizeof *s->member) ||
         !reserve(&s->first, &s->cap, s->n + 1, sizeof *s->first) ||
         !reserve(&b->states, &b->cap_states, b->n_states, sizeof *b->states))

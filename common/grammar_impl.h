@@ -30,10 +30,10 @@ enum {
     GR_MORE = 4,  /* only when room is not 0 */
     GR_FLAGS = 8, /* number of combinations */
 
-    GR_MAX_STATES = 100000,   /* of a grammar */
+    GR_MAX_STATES = 50000,    /* of a grammar */
     GR_MAX_NFA = 400000,      /* states and edges of one rule's NFA */
-    GR_MAX_SUBSETS = 8 << 20, /* members of all subsets while one rule is made deterministic */
-    GR_MAX_CONFIGS = 1024,    /* of a set; the rest of a wildly ambiguous schema is dropped */
+    GR_MAX_SUBSETS = 2 << 20, /* members of all subsets while one rule is made deterministic */
+    GR_MAX_CONFIGS = 200,     /* of a set; the rest of a wildly ambiguous schema is dropped */
     GR_MAX_PIECE = 4096,      /* bytes of a token */
     GR_MAX_INDENT = 32,       /* spaces after a line break */
 
@@ -255,7 +255,8 @@ struct td_token_set {
     gr_cache *cache; /* of masks of the prelude's states */
 };
 
-gr_cache *gr_cache_create(void);
+/* One that keeps at most so many bytes. NULL: no memory. */
+gr_cache *gr_cache_create(size_t bytes);
 void gr_cache_free(gr_cache *c);
 
 #endif

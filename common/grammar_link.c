@@ -5,7 +5,10 @@
 
 #include "common/grammar_impl.h"
 
-enum { TABLE_FROM = 4 }; /* edges from which a table is quicker than looking through them */
+enum {
+    TABLE_FROM = 4,         /* edges from which a table is quicker than looking through them */
+    CACHE_BYTES = 16 << 20, /* masks of one grammar: some 600 that allow much */
+};
 
 static void link_calls(gr_build *b)
 {
@@ -186,7 +189,7 @@ td_status gr_build_finish(gr_build *b, int32_t root, int32_t *dead, td_grammar *
 
     *dead = -1;
     link_calls(b);
-    if (g == NULL || (g->cache = gr_cache_create()) == NULL || !reach_init(&r, b)) {
+    if (g == NULL || (g->cache = gr_cache_create(CACHE_BYTES)) == NULL || !reach_init(&r, b)) {
         st = td_fail(err, TD_NOMEM, "no memory for the grammar");
         goto done;
     }

@@ -20,10 +20,9 @@
 #include "common/grammar_matcher.h"
 
 enum {
-    CACHE_BYTES = 64 << 20, /* of one cache; entries past it are made and dropped */
-    JOIN_UP_TO = 40000,     /* tokens that leave a rule: more are not sorted anew */
-    FAR = 1 << 15,          /* room that no token uses up */
-    CLOSES = 1 << 14,       /* of `used`: the string has ended with the token */
+    JOIN_UP_TO = 40000, /* tokens that leave a rule: more are not sorted anew */
+    FAR = 1 << 15,      /* room that no token uses up */
+    CLOSES = 1 << 14,   /* of `used`: the string has ended with the token */
     NOT_ALLOWED = 1 << 15,
 };
 
@@ -48,14 +47,16 @@ struct gr_cache {
     pthread_mutex_t lock;
     gr_entry **slots;
     size_t n, n_slots, bytes;
+    size_t most; /* bytes; entries past it are made and dropped */
 };
 
-gr_cache *gr_cache_create(void)
+gr_cache *gr_cache_create(size_t bytes)
 {
     gr_cache *c = calloc(1, sizeof *c);
 
     if (c == NULL)
         return NULL;
+    c->most = bytes;
     pthread_mutex_init(&c->lock, NULL);
     return c;
 }
@@ -430,7 +431,7 @@ static gr_entry *entry_of(const td_grammar *g, const td_token_set *tokens, gr_co
         return NULL;
     pthread_mutex_lock(&cache->lock);
     e = find(cache, tokens->serial, &c); /* another thread may have been quicker */
-    if (e == NULL && cache->bytes < CACHE_BYTES &&
+    if (e == NULL && cache->bytes < cache->most &&
         (cache->n < cache->n_slots || grow_slots(cache))) {
         gr_entry **head = &cache->slots[hash_key(tokens->serial, &c) & (cache->n_slots - 1)];
 

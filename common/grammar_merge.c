@@ -19,8 +19,10 @@ typedef struct parts {
     bool nothing; /* one is false */
 } parts;
 
-static td_status keep(gr_schema *c, cJSON *made)
+td_status gr_schema_keep(gr_schema *c, cJSON *made)
 {
+    if (made == NULL)
+        return gr_schema_no_memory(c);
     if (c->n_made == c->cap_made) {
         size_t cap = c->cap_made > 0 ? c->cap_made * 2 : 16;
         cJSON **p = realloc(c->made, cap * sizeof *p);
@@ -211,9 +213,8 @@ static td_status put_property(gr_schema *c, cJSON *properties, const parts *p, c
         if (item == NULL || item == schema)
             continue;
         if (schema != NULL) {
-            if ((made = both(schema, item)) == NULL)
-                return gr_schema_no_memory(c);
-            if (keep(c, made) != TD_OK)
+            made = both(schema, item);
+            if (gr_schema_keep(c, made) != TD_OK)
                 return TD_NOMEM;
             item = made;
         }
@@ -222,12 +223,29 @@ static td_status put_property(gr_schema *c, cJSON *properties, const parts *p, c
     return put(properties, name, schema) ? TD_OK : gr_schema_no_memory(c);
 }
 
-static td_status put_members(gr_schema *c, cJSON *out, const parts *p)
+static td_status put_members(gr_schema *c, cJSON *out, const parts *p, const gr_path *path)
 {
     cJSON *properties = NULL, *made;
     const cJSON *item, *more = NULL;
+    uint64_t per_member = 0;
+    int speak = 0; /* parts that speak of objects */
+    bool names = false;
     td_status st;
 
+    for (size_t i = 0; i < p->n; i++) {
+        bool speaks = false;
+
+        for (int k = 0; k < GR_N_KEYWORDS; k++)
+            speaks |= p->of[i].of[k] != NULL && gr_keyword_types[k] == GR_OBJECT;
+        speak += speaks;
+        names |= p->of[i].of[GR_KW_PATTERN_PROPERTIES] != NULL ||
+                 p->of[i].of[GR_KW_PROPERTY_NAMES] != NULL;
+        per_member += 2 * (uint64_t)cJSON_GetArraySize(p->of[i].of[GR_KW_PROPERTIES]);
+    }
+    if (speak > 1 && names)
+        return gr_schema_fail(c, path,
+                              "'patternProperties' or 'propertyNames' of a part of 'allOf' is not "
+                              "supported beside other parts about objects");
     for (size_t i = 0; i < p->n; i++) {
         const cJSON *x = p->of[i].of[GR_KW_ADDITIONAL];
 
@@ -236,6 +254,9 @@ static td_status put_members(gr_schema *c, cJSON *out, const parts *p)
             return gr_schema_no_memory(c);
         cJSON_ArrayForEach(item, p->of[i].of[GR_KW_PROPERTIES])
         {
+            /* Looked for among those that there are, and in every part. */
+            if ((st = gr_schema_spend(c, path, per_member)) != TD_OK)
+                return st;
             if ((st = put_property(c, properties, p, item->string)) != TD_OK)
                 return st;
         }
@@ -243,7 +264,7 @@ static td_status put_members(gr_schema *c, cJSON *out, const parts *p)
             more = more == NULL ? x : more;
         else if (more == NULL || cJSON_IsTrue(more) || cJSON_IsFalse(x))
             more = x;
-        else if ((made = both(more, x)) == NULL || keep(c, made) != TD_OK)
+        else if (gr_schema_keep(c, made = both(more, x)) != TD_OK)
             return gr_schema_no_memory(c);
         else
             more = made;
@@ -264,7 +285,7 @@ static td_status put_items(gr_schema *c, cJSON *out, const parts *p)
         if (x == NULL)
             continue;
         if (items != NULL) {
-            if ((made = both(items, x)) == NULL || keep(c, made) != TD_OK)
+            if (gr_schema_keep(c, made = both(items, x)) != TD_OK)
                 return gr_schema_no_memory(c);
             x = made;
         }
@@ -325,7 +346,7 @@ static td_status join(gr_schema *c, const parts *p, const gr_path *path, cJSON *
             return st;
     }
     if ((st = put_types(c, out, p, path, nothing)) != TD_OK ||
-        (st = put_required(c, out, p)) != TD_OK || (st = put_members(c, out, p)) != TD_OK ||
+        (st = put_required(c, out, p)) != TD_OK || (st = put_members(c, out, p, path)) != TD_OK ||
         (st = put_items(c, out, p)) != TD_OK)
         return st;
     return put_enum(c, out, p, nothing);
@@ -348,7 +369,7 @@ td_status gr_schema_merge(gr_schema *c, const cJSON *const *nodes, size_t n, con
         st = join(c, p, path, made, &nothing);
     if (st == TD_OK) {
         *out = nothing || p->nothing ? &none : made;
-        st = keep(c, made);
+        st = gr_schema_keep(c, made);
         made = NULL;
     }
     cJSON_Delete(made);
@@ -372,5 +393,5 @@ td_status gr_schema_without(gr_schema *c, const cJSON *node, gr_keyword k, const
     if (made == NULL)
         return gr_schema_no_memory(c);
     *out = made;
-    return keep(c, made);
+    return gr_schema_keep(c, made);
 }

@@ -23,18 +23,38 @@ typedef struct member {
     bool required;
 } member;
 
+/* {"type": "string"} and the like: true of every name. */
+static bool any_name(const cJSON *names)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(names, "type");
+
+    return names == NULL || cJSON_IsTrue(names) ||
+           (cJSON_IsObject(names) &&
+            (names->child == NULL ||
+             (names->child == type && type->next == NULL && cJSON_IsString(type) &&
+              strcmp(type->valuestring, "string") == 0)));
+}
+
+static bool any_names(const gr_view *v)
+{
+    return any_name(v->of[GR_KW_PROPERTY_NAMES]) &&
+           cJSON_GetArraySize(v->of[GR_KW_PATTERN_PROPERTIES]) == 0;
+}
+
 bool gr_schema_plain_object(const gr_view *v)
 {
     const cJSON *more = v->of[GR_KW_ADDITIONAL];
 
     return v->of[GR_KW_PROPERTIES] == NULL && v->of[GR_KW_REQUIRED] == NULL &&
            v->of[GR_KW_MIN_PROPERTIES] == NULL && v->of[GR_KW_MAX_PROPERTIES] == NULL &&
+           any_names(v) &&
            (more == NULL || cJSON_IsTrue(more) || (cJSON_IsObject(more) && more->child == NULL));
 }
 
-bool gr_schema_counts_members(const gr_view *v)
+bool gr_schema_is_map(const gr_view *v)
 {
-    return (v->of[GR_KW_MIN_PROPERTIES] != NULL || v->of[GR_KW_MAX_PROPERTIES] != NULL) &&
+    return (v->of[GR_KW_MIN_PROPERTIES] != NULL || v->of[GR_KW_MAX_PROPERTIES] != NULL ||
+            !any_names(v)) &&
            cJSON_GetArraySize(v->of[GR_KW_PROPERTIES]) == 0 &&
            cJSON_GetArraySize(v->of[GR_KW_REQUIRED]) == 0;
 }
@@ -320,12 +340,51 @@ static td_status check_order(gr_schema *c, const gr_path *path, gr_keyword min_k
     return TD_OK;
 }
 
-static td_status counted_object(gr_schema *c, const gr_view *v, const gr_path *path,
-                                const gr_counts *counts, int32_t from, int32_t to)
+/* A member's name, which counts; *values: what its value must be, NULL: anything. */
+static td_status map_name(gr_schema *c, const gr_view *v, const gr_path *path, const cJSON **values,
+                          gr_path *values_path, int32_t from, int32_t to)
+{
+    const cJSON *names = v->of[GR_KW_PROPERTY_NAMES], *list = v->of[GR_KW_PATTERN_PROPERTIES];
+    const cJSON *more = v->of[GR_KW_ADDITIONAL], *schema;
+    gr_path at = gr_path_add(path, "propertyNames", NULL);
+    cJSON *made;
+    td_status st;
+
+    *values = more;
+    *values_path = gr_path_add(path, "additionalProperties", NULL);
+    if (any_names(v)) {
+        gr_nfa_call(&c->b.nfa, from, GR_RULE_STRING, 0, GR_ANY, GR_COUNT, to);
+        return TD_OK;
+    }
+    made = cJSON_CreateObject();
+    if ((st = gr_schema_keep(c, made)) != TD_OK)
+        return st;
+    if (cJSON_AddStringToObject(made, "type", "string") == NULL)
+        return gr_schema_no_memory(c);
+    if (cJSON_GetArraySize(list) > 0) {
+        if (!any_name(names) || cJSON_GetArraySize(list) > 1 ||
+            (more != NULL && !cJSON_IsFalse(more)))
+            return gr_schema_fail(c, path,
+                                  "'patternProperties' is supported with one pattern, and without "
+                                  "'propertyNames' and other additional properties");
+        *values = list->child;
+        *values_path = at = gr_path_add(path, "patternProperties", list->child->string);
+        if (cJSON_AddStringToObject(made, "pattern", list->child->string) == NULL)
+            return gr_schema_no_memory(c);
+        return gr_schema_value(c, made, &at, GR_COUNT, from, to);
+    }
+    if ((st = gr_schema_merge(c, (const cJSON *[]){made, names}, 2, &at, &schema)) != TD_OK)
+        return st;
+    return gr_schema_value(c, schema, &at, GR_COUNT, from, to);
+}
+
+/* An object without members of its own. */
+static td_status map_body(gr_schema *c, const gr_view *v, const gr_path *path,
+                          const gr_counts *counts, int32_t from, int32_t to)
 {
     gr_nfa *a = &c->b.nfa;
-    const cJSON *more = v->of[GR_KW_ADDITIONAL];
-    gr_path at = gr_path_add(path, "additionalProperties", NULL);
+    const cJSON *values;
+    gr_path at;
     int32_t open = gr_nfa_state(a), first = gr_nfa_state(a), item = gr_nfa_state(a);
     int32_t after = gr_nfa_state(a), key = gr_nfa_state(a), colon = gr_nfa_state(a);
     int32_t value = gr_nfa_state(a);
@@ -344,15 +403,16 @@ static td_status counted_object(gr_schema *c, const gr_view *v, const gr_path *p
     gr_nfa_gap(a, open, first);
     if (*counts->need == 0)
         gr_nfa_bytes(a, first, '}', '}', 0, to);
-    if (*counts->room == 0 || cJSON_IsFalse(more))
+    if (*counts->room == 0)
         return TD_OK;
     gr_nfa_eps(a, first, item);
-    gr_nfa_call(a, item, GR_RULE_STRING, 0, GR_ANY, GR_COUNT, key);
+    if ((st = map_name(c, v, path, &values, &at, item, key)) != TD_OK)
+        return st;
     gr_nfa_bytes(a, key, ':', ':', 0, colon);
     gr_nfa_gap(a, colon, value);
-    if (more == NULL)
+    if (values == NULL)
         gr_nfa_call(a, value, GR_RULE_VALUE, 0, GR_ANY, 0, after);
-    else if ((st = gr_schema_value(c, more, &at, 0, value, after)) != TD_OK)
+    else if ((st = gr_schema_value(c, values, &at, 0, value, after)) != TD_OK)
         return st;
     counted(a, item, after, '}', to);
     return TD_OK;
@@ -374,13 +434,22 @@ td_status gr_schema_object(gr_schema *c, const gr_view *v, const gr_path *path,
         return gr_schema_fail(c, path, "'required' is no list");
     if (more != NULL && !cJSON_IsBool(more) && !cJSON_IsObject(more))
         return gr_schema_fail(c, path, "'additionalProperties' is no schema");
+    if (v->of[GR_KW_PATTERN_PROPERTIES] != NULL && !cJSON_IsObject(v->of[GR_KW_PATTERN_PROPERTIES]))
+        return gr_schema_fail(c, path, "'patternProperties' is no object");
     if (counts != NULL)
-        return counted_object(c, v, path, counts, from, to);
+        return map_body(c, v, path, counts, from, to);
+    if (!any_names(v))
+        return gr_schema_fail(c, path, "'%s' beside 'properties' or 'required' is not supported",
+                              any_name(v->of[GR_KW_PROPERTY_NAMES]) ? "patternProperties"
+                                                                    : "propertyNames");
     if (properties == NULL && more == NULL)
         more = &anything;
     room = (size_t)cJSON_GetArraySize(properties) + (size_t)cJSON_GetArraySize(required);
-    if (room > MAX_MEMBERS)
-        return gr_schema_fail(c, path, "%zu properties, expected at most %d", room, MAX_MEMBERS);
+    if (room > 2 * (size_t)MAX_MEMBERS || cJSON_GetArraySize(properties) > MAX_MEMBERS)
+        return gr_schema_fail(c, path, "%d properties, expected at most %d",
+                              cJSON_GetArraySize(properties), MAX_MEMBERS);
+    if ((st = gr_schema_spend(c, path, room * room)) != TD_OK) /* each is compared with all */
+        return st;
     if ((members = calloc(room + 1, sizeof *members)) == NULL)
         return gr_schema_no_memory(c);
     st = list_members(c, v, path, members, &n);

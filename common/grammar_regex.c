@@ -105,8 +105,8 @@ static void class_close(parser *p, class *c, bool negate)
 
 static const range digit_ranges[] = {{'0', '9'}};
 static const range word_ranges[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-/* White space of both ECMA-262 and Python's re, and of either: with the first for \s and without the
- * second for \S, a string is valid for whoever looks at it. */
+/* White space of both ECMA-262 and Python's re, and of either: with the first for \s and without
+ * the second for \S, a string is valid for whoever looks at it. */
 static const range space_ranges[] = {{'\t', '\r'},     {' ', ' '},       {0xa0, 0xa0},
                                      {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029},
                                      {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}};

@@ -20,6 +20,7 @@ enum {
     MAX_INLINE = 16, /* alternatives within alternatives, references to references */
     FEW_WORDS = 8,   /* values of an enum that is not worth a rule */
     MAX_RULES = 20000,
+    MAX_WORK = 20 * 1000 * 1000,
 };
 
 typedef enum rule_kind {
@@ -110,6 +111,12 @@ gr_path gr_path_add(const gr_path *path, const char *a, const char *b)
          (!append(out.text, cap, &n, "/", false) || !append(out.text, cap, &n, b, true))))
         strcpy(out.text + start, "/...");
     return out;
+}
+
+td_status gr_schema_spend(gr_schema *c, const gr_path *path, uint64_t steps)
+{
+    c->work += steps;
+    return c->work <= MAX_WORK ? TD_OK : gr_schema_fail(c, path, "the schema is too large");
 }
 
 gr_path gr_path_index(const gr_path *path, const char *a, int i)
@@ -270,6 +277,7 @@ td_status gr_schema_resolve(gr_schema *c, const cJSON *ref, const gr_path *path,
         } else {
             cJSON_ArrayForEach(item, at)
             {
+                c->work++;
                 if (strcmp(item->string, step) == 0)
                     found = item;
             }
@@ -282,7 +290,7 @@ td_status gr_schema_resolve(gr_schema *c, const cJSON *ref, const gr_path *path,
         return gr_schema_fail(c, path, "'$ref' is \"%.100s\", which is not there",
                               ref->valuestring);
     *target = at;
-    return TD_OK;
+    return gr_schema_spend(c, path, 1);
 }
 
 /* --- Rules. */
@@ -401,6 +409,8 @@ static td_status alternatives(gr_schema *c, const cJSON *node, const gr_view *v,
     cJSON_ArrayForEach(alt, list)
     {
         objects += is_object(c, alt, path);
+        if ((st = gr_schema_spend(c, path, 1)) != TD_OK)
+            return st;
     }
     cJSON_ArrayForEach(alt, list)
     {
@@ -490,7 +500,7 @@ static td_status by_type(gr_schema *c, const cJSON *node, const gr_view *v, cons
         gr_nfa_call(a, from, GR_RULE_OBJECT, 0, GR_ANY, 0, to);
         return TD_OK;
     }
-    if (gr_schema_counts_members(v))
+    if (gr_schema_is_map(v))
         return call_of(c, node, OBJECT_KIND, path, 0, from, to);
     return gr_schema_object(c, v, path, NULL, from, to);
 }

@@ -19,6 +19,8 @@
     X(PROPERTIES, "properties", GR_OBJECT) \
     X(REQUIRED, "required", GR_OBJECT) \
     X(ADDITIONAL, "additionalProperties", GR_OBJECT) \
+    X(PATTERN_PROPERTIES, "patternProperties", GR_OBJECT) \
+    X(PROPERTY_NAMES, "propertyNames", GR_OBJECT) \
     X(MIN_PROPERTIES, "minProperties", GR_OBJECT) \
     X(MAX_PROPERTIES, "maxProperties", GR_OBJECT) \
     X(ITEMS, "items", GR_ARRAY) \
@@ -77,12 +79,20 @@ typedef struct gr_schema {
     gr_todo *last;
     cJSON **made; /* merged schemas, kept until the end */
     size_t n_made, cap_made;
+    uint64_t work; /* spent so far, see gr_schema_spend() */
     td_error *err;
 } gr_schema;
 
 /* TD_INVALID with "path: text". */
 td_status gr_schema_fail(gr_schema *c, const gr_path *path, const char *fmt, ...) TD_PRINTF(3, 4);
 td_status gr_schema_no_memory(gr_schema *c);
+
+/* Before loops that are quadratic in what a stranger sends: TD_INVALID when it has been too much.
+ */
+td_status gr_schema_spend(gr_schema *c, const gr_path *path, uint64_t steps);
+
+/* Keep a schema that was made on the way until c is done. It is deleted on failure too. */
+td_status gr_schema_keep(gr_schema *c, cJSON *made);
 
 /* path + "/a/b"; b may be NULL. */
 gr_path gr_path_add(const gr_path *path, const char *a, const char *b);
@@ -122,19 +132,20 @@ td_status gr_schema_length(gr_schema *c, const gr_view *v, const gr_path *path, 
                            uint32_t *max);
 
 /* Whether the rules of every grammar do for the strings (but for their length), numbers, objects of
- * a schema; and whether an object's members must be counted. */
+ * a schema; and whether an object has no members of its own, but bounds or rules for their names.
+ */
 bool gr_schema_plain_string(const gr_view *v);
 bool gr_schema_plain_number(const gr_view *v);
 bool gr_schema_plain_object(const gr_view *v);
-bool gr_schema_counts_members(const gr_view *v);
+bool gr_schema_is_map(const gr_view *v);
 
 /* The counters that a rule starts with. */
 typedef struct gr_counts {
     uint32_t *need, *room;
 } gr_counts;
 
-/* Values of one type, in the NFA in hand, between two states. counts: for a list, and for an object
- * whose members are counted; NULL otherwise. */
+/* Values of one type, in the NFA in hand, between two states. counts: for a list, and for a map;
+ * NULL otherwise. */
 td_status gr_schema_string(gr_schema *c, const gr_view *v, const gr_path *path, int32_t from,
                            int32_t to);
 td_status gr_schema_number(gr_schema *c, const gr_view *v, const gr_path *path, bool integer,

@@ -6,7 +6,10 @@
 
 #include "common/grammar_impl.h"
 
-enum { WARM_US = 5 * 1000 * 1000 }; /* far more than a real vocabulary needs */
+enum {
+    WARM_US = 5 * 1000 * 1000, /* far more than a real vocabulary needs */
+    CACHE_BYTES = 64 << 20,    /* masks of the rules that all grammars share */
+};
 
 static int compare_pieces(const void *x, const void *y)
 {
@@ -101,7 +104,7 @@ td_status td_token_set_create(const uint8_t *const *pieces, const uint32_t *leng
         t->n = n;
         t->words = ((size_t)(n > 0 ? n : 0) + 31) / 32;
         t->serial = ++serials;
-        t->cache = gr_cache_create();
+        t->cache = gr_cache_create(CACHE_BYTES);
         ok = t->cache != NULL && gr_trie_build(&t->trie, list, n_list);
     }
     free(list);
@@ -109,7 +112,8 @@ td_status td_token_set_create(const uint8_t *const *pieces, const uint32_t *leng
         td_token_set_free(t);
         return td_fail(err, TD_NOMEM, "no memory for a set of %d tokens", n);
     }
-    /* Masks of the rules that every grammar has, the slowest of which are those of plain strings. */
+    /* Masks of the rules that every grammar has, the slowest of which are those of plain strings.
+     */
     td_grammar_prepare(json, t, WARM_US);
     td_grammar_free(json);
     *out = t;

@@ -76,6 +76,9 @@ GROUPS = {
         {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1},
         {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1},
         {"type": "object", "required": ["a"]},
+        {"type": "object", "propertyNames": {"pattern": "^[a-c]+$", "maxLength": 3}},
+        {"type": "object", "patternProperties": {"^[a-z]_": {"type": "integer"}},
+         "additionalProperties": False},
         {"type": "object", "properties": {"a": False, "b": {"type": "integer"}}},
     ],
     "joined": [

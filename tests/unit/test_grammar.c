@@ -155,6 +155,29 @@ static void test_objects(void **state)
          {"{}", "{\"a\":1,\"b\":2,\"c\":3,\"d\":4}"}});
 }
 
+static void test_names(void **state)
+{
+    (void)state;
+    CHECK_CASES(
+        {"{\"propertyNames\":{\"type\":\"string\"},\"additionalProperties\":{\"type\":\"null\"}}",
+         {"{}", "{\"x\":null}"},
+         {"{\"x\":1}"}},
+        {"{\"propertyNames\":{\"enum\":[\"a\",\"b\"]},\"additionalProperties\":{\"type\":"
+         "\"integer\"},\"maxProperties\":2}",
+         {"{}", "{\"a\":1}", "{\"b\":1,\"a\":2}"},
+         {"{\"c\":1}", "{\"a\":null}", "{\"a\":1,\"b\":2,\"a\":3}"}},
+        {"{\"propertyNames\":{\"pattern\":\"^[a-z]+$\"}}",
+         {"{\"ab\":[1]}"},
+         {"{\"\":1}", "{\"A\":1}"}},
+        {"{\"patternProperties\":{\"^x-\":{\"type\":\"boolean\"}},\"additionalProperties\":false}",
+         {"{}", "{\"x-\":true,\"x-y\": false}"},
+         {"{\"y\":true}", "{\"x-\":1}"}},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"null\"}},\"patternProperties\":{}"
+         "}",
+         {"{\"a\":null}"},
+         {"{\"b\":null}"}});
+}
+
 static void test_arrays(void **state)
 {
     (void)state;
@@ -382,7 +405,12 @@ static void test_refusals_name_the_keyword_and_the_place(void **state)
          "#/properties/a: 'not' is not supported"},
         {"{\"properties\":{\"a/b\":{\"items\":{\"if\":true}}}}",
          "#/properties/a~1b/items: 'if' is not supported"},
-        {"{\"patternProperties\":{}}", "#: 'patternProperties' is not supported"},
+        {"{\"dependentRequired\":{}}", "#: 'dependentRequired' is not supported"},
+        {"{\"patternProperties\":{\"a\":{},\"b\":{}}}", "supported with one pattern"},
+        {"{\"propertyNames\":{\"maxLength\":3},\"required\":[\"a\"]}",
+         "'propertyNames' beside 'properties'"},
+        {"{\"allOf\":[{\"patternProperties\":{\"a\":{}}},{\"required\":[\"a\"]}]}",
+         "beside other parts about objects"},
         {"{\"type\":\"array\",\"uniqueItems\":true}", "'uniqueItems' is not supported"},
         {"{\"type\":\"foo\"}", "#: 'type' is \"foo\""},
         {"{\"type\":[]}", "'type' is []"},
@@ -522,6 +550,7 @@ int main(void)
         cmocka_unit_test(test_types),
         cmocka_unit_test(test_white_space_is_bounded),
         cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_arrays),
         cmocka_unit_test(test_strings),
         cmocka_unit_test(test_formats),
