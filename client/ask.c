@@ -17,6 +17,7 @@ typedef struct ask_config {
     double temperature;
     uint64_t seed;
     int64_t timeout_ms;
+    char *listen, *advertise;
 } ask_config;
 
 static const char *const effort_words[] = {"low", "medium", "high", NULL};
@@ -24,6 +25,10 @@ static const char *const effort_words[] = {"low", "medium", "high", NULL};
 static const td_option options[] = {
     {"router", TD_OPT_STR, offsetof(ask_config, router), "tcp://127.0.0.1:7002", 0, 0,
      "The router's RPC port.", NULL},
+    {"listen", TD_OPT_STR, offsetof(ask_config, listen), "tcp://127.0.0.1:0", 0, 0,
+     "Where the router's events come in.", NULL},
+    {"advertise", TD_OPT_STR, offsetof(ask_config, advertise), "", 0, 0,
+     "How the router reaches that. Empty: what was listened on.", NULL},
     {"effort", TD_OPT_ENUM, offsetof(ask_config, effort), "medium", 0, 0,
      "How much the model thinks before it answers.", effort_words},
     {"system", TD_OPT_STR, offsetof(ask_config, system), "", 0, 0,
@@ -243,7 +248,10 @@ int main(int argc, char **argv)
     if (st == TD_OK && body.oom)
         st = td_fail(&err, TD_NOMEM, "no memory for the question");
     if (st == TD_OK)
-        st = gateway_open(&(gateway_options){.router = c.router}, &g, &err);
+        st = gateway_open(&(gateway_options){.router = c.router,
+                                             .listen = c.listen,
+                                             .advertise = c.advertise[0] ? c.advertise : NULL},
+                          &g, &err);
     if (st == TD_OK)
         st = gateway_generate(g, (td_slice){body.ptr, body.len}, NULL, &stream, &err);
     if (st == TD_OK)

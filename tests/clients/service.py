@@ -32,8 +32,9 @@ def get(port, path):
 
 
 class Service:
-    def __init__(self, folder, patience):
+    def __init__(self, folder, patience, *router_options):
         self.bin = folder
+        self.router_options = router_options
         self.patience = patience  # seconds that any one thing may take
         self.processes = {}
         self.ports = {}
@@ -45,7 +46,7 @@ class Service:
             with open(keys, "w", encoding="ascii") as f:
                 f.write(f"# of the tests\n{KEY}\n")
             self.spawn("router", "--http-listen", "127.0.0.1:0", "--workers-listen",
-                       "tcp://127.0.0.1:0", "--date", "2025-06-28", "--api-keys", keys)
+                       "tcp://127.0.0.1:0", "--date", "2025-06-28", "--api-keys", keys, *self.router_options)
             workers = self.word("router", " workers=")
             self.ports["router"] = int(self.word("router", " http_port="))
             for name in ("prefill", "decode"):
@@ -81,9 +82,13 @@ class Service:
         self.logs.cleanup()
 
     def spawn(self, name, *options):
+        self.spawn_other(name, [os.path.join(self.bin, f"tandem-{name}"), "--model", MODEL,
+                                *options])
+
+    def spawn_other(self, name, command, **more):
         with open(os.path.join(self.logs.name, name), "ab") as log:
             self.processes[name] = subprocess.Popen(
-                [os.path.join(self.bin, f"tandem-{name}"), "--model", MODEL, *options],
+                command, **more,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
 
     def log(self, name):
