@@ -282,7 +282,8 @@ void process_signal(process *p, int signo)
 
 int process_wait(process *p, int64_t ms)
 {
-    td_usec deadline = td_now_us() + ms * TD_USEC_PER_MSEC;
+    /* Taking down a GPU's context takes a second, and longer where several processes do. */
+    td_usec deadline = td_now_us() + ms * TD_USEC_PER_MSEC * (cluster_is_cuda() ? 5 : 1);
     int code = 0;
 
     assert_true(p->pid > 0);

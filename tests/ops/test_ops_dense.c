@@ -573,7 +573,7 @@ static void router_parts(harness *h, const td_router_args *all, const float *t, 
     td_error err = {0};
 
     for (size_t i = 0; i < N_OF(sizes) && sizes[i] <= T; i++)
-        for (int32_t from = 0; from + sizes[i] <= T; from += T / 3 + 1) {
+        for (int32_t from = 0; from + sizes[i] <= T; from += harness_small() ? T : T / 3 + 1) {
             size_t n = (size_t)sizes[i];
 
             a.T = sizes[i];

@@ -235,7 +235,8 @@ static void test_experts_in_decode_keep_their_bits_in_any_batch(void **state)
     harness *h = *state;
 
     for (size_t i = 0; i < N_OF(decode_cases); i++)
-        if (h->ops->act == TD_ELT_BF16 || decode_cases[i].D * decode_cases[i].I < 1 << 20)
+        if (decode_cases[i].D * decode_cases[i].I < 1 << 20 ||
+            (h->ops->act == TD_ELT_BF16 && !harness_small()))
             decode_case_on(h, &decode_cases[i]); /* the CPU has no kernels of large shapes' own */
 }
 
