@@ -37,6 +37,8 @@
     X(EXCLUSIVE_MAXIMUM, "exclusiveMaximum", GR_NUMBER) \
     X(MULTIPLE_OF, "multipleOf", GR_NUMBER)
 
+enum { GR_MAX_MEMBERS = 2000 }; /* of one object or prefixItems */
+
 /* Types of values, as bits. An integer is also a number. */
 enum {
     GR_NULL = 1,
@@ -101,6 +103,9 @@ gr_path gr_path_index(const gr_path *path, const char *a, int i);
 /* The keywords of a schema object. TD_INVALID: one that is not known, or twice. */
 td_status gr_schema_view(gr_schema *c, const cJSON *node, const gr_path *path, gr_view *v);
 
+/* The bit of a type's name; 0: it is none. */
+int gr_schema_type_bit(const cJSON *name);
+
 /* The bits of `type`; all of them when it is absent. */
 td_status gr_schema_types(gr_schema *c, const gr_view *v, const gr_path *path, int *types);
 
@@ -139,6 +144,9 @@ bool gr_schema_plain_number(const gr_view *v);
 bool gr_schema_plain_object(const gr_view *v);
 bool gr_schema_is_map(const gr_view *v);
 
+/* Whether an object's names are free. */
+bool gr_schema_any_names(const gr_view *v);
+
 /* The counters that a rule starts with. */
 typedef struct gr_counts {
     uint32_t *need, *room;
@@ -152,6 +160,8 @@ td_status gr_schema_number(gr_schema *c, const gr_view *v, const gr_path *path, 
                            int32_t from, int32_t to);
 td_status gr_schema_object(gr_schema *c, const gr_view *v, const gr_path *path,
                            const gr_counts *counts, int32_t from, int32_t to);
+td_status gr_schema_map(gr_schema *c, const gr_view *v, const gr_path *path,
+                        const gr_counts *counts, int32_t from, int32_t to);
 td_status gr_schema_array(gr_schema *c, const gr_view *v, const gr_path *path,
                           const gr_counts *counts, int32_t from, int32_t to);
 
