@@ -215,6 +215,14 @@ static td_status bound_answer(request *q, td_error *err)
     /* The workers may hold less than the model could: then the answer ends there, as "length". */
     view = registry_view(workers_registry(q->r->workers), &count);
     room = placement_capacity(view, count);
+    if (room > 0 && n >= room) {
+        td_fail_param(
+            err, q->g.raw ? "prompt" : "messages",
+            "the prompt is %zu tokens long; of the context window of %d tokens the workers "
+            "here have memory for %zu, which must hold the answer too",
+            n, m->max_positions, room);
+        return TD_INVALID;
+    }
     if (room > n && q->max_tokens > room - n)
         q->max_tokens = (uint32_t)(room - n);
     return TD_OK;
