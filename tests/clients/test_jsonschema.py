@@ -140,6 +140,9 @@ def judge(args, schemas, count, tokenizer, may_be_empty):
         for text in drawn:
             try:
                 validator.validate(json.loads(text.decode("utf-8", "strict")))
+            except RecursionError:  # the package's own, where a $ref leads to itself in an anyOf
+                assert may_be_empty
+                break
             except (ValueError, jsonschema.ValidationError) as e:
                 raise AssertionError(f"{json.dumps(schema)}\n  {text!r}: {e}") from e
         texts += len(drawn)
