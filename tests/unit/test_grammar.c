@@ -238,6 +238,9 @@ static void test_strings(void **state)
          {"\"b\"", "\"\\\"\"", "\"\\\\\"", "\"\\n\"", "\"\\u0001\"", "\"\xe4\xbd\xa0\"",
           "\"\xf0\x9f\x98\x80\""},
          {"\"a\"", "\"\"", "\"bb\"", "\"\xed\xa0\x80\"", "\"\n\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^[^a-zc-d]$\"}",
+         {"\"A\"", "\"{\"", "\"\\u007f\""},
+         {"\"a\"", "\"x\"", "\"c\"", "\"\x7f\""}},
         {"{\"type\":\"string\",\"pattern\":\"^.$\"}",
          {"\"b\"", "\"\xe4\xbd\xa0\""},
          {"\"\\n\"", "\"\xe2\x80\xa8\""}},
@@ -338,6 +341,7 @@ static void test_literals(void **state)
          {"\"b\"", "\"abc\"", "2", "false", "[1]", "123"}},
         {"{\"type\":\"string\",\"enum\":[\"a\",1]}", {"\"a\""}, {"1"}},
         {"{\"const\":\"x\\u0001\\\"\"}", {"\"x\\u0001\\\"\""}, {"\"x\""}},
+        {"{\"enum\":[1,2],\"const\":2}", {"2"}, {"1"}},
         {"{\"const\":{\"a\":[],\"b\":1.5}}", {"{\"a\":[],\"b\":1.5}"}, {"{\"b\":1.5,\"a\":[]}"}},
         {"{\"enum\":[0.1,100000,1e15,3],\"type\":\"integer\"}", {"3", "100000"}, {"0.1"}});
 }
@@ -458,6 +462,7 @@ static void test_refusals_name_the_keyword_and_the_place(void **state)
         {"{\"type\":\"integer\",\"multipleOf\":10,\"minimum\":1,\"maximum\":9}",
          "matches no value"},
         {"{\"allOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", "matches no value"},
+        {"{\"allOf\":[{\"type\":\"null\"},false]}", "matches no value"},
         {"{\"allOf\":[{\"$ref\":\"#\"}]}", "refers to itself"},
         {"{\"const\":1,\"anyOf\":[{\"$ref\":\"#\"}]}", "refers to itself"},
         {"[]", "expected a JSON object"},
