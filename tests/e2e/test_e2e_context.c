@@ -16,7 +16,7 @@ enum {
 static void start_small(cluster *c)
 {
     cluster_router(c, "");
-    cluster_prefill(c, "--kv-memory 10MiB");
+    cluster_prefill(c, "--kv-memory 20MiB");
     cluster_decode(c, "");
     cluster_ready(c);
 }
