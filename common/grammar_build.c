@@ -306,8 +306,10 @@ static td_status calls_of_subset(work *w, size_t i)
         n = rest;
         if (st == TD_OK)
             st = target(w, k, &to);
-        if (st == TD_OK && b->states[state].n_calls == UINT16_MAX)
-            st = td_fail(w->err, TD_INVALID, "too large: over %d alternatives", UINT16_MAX);
+        if (st == TD_OK && b->states[state].n_calls == GR_MAX_CALLS)
+            st = td_fail(w->err, TD_INVALID,
+                         "more than %d alternatives that must be followed side by side",
+                         GR_MAX_CALLS);
         if (st == TD_OK && !reserve(&b->calls, &b->cap_calls, b->n_calls, sizeof *b->calls))
             st = no_memory(w->err);
         if (st != TD_OK)

@@ -33,7 +33,8 @@ enum {
     GR_MAX_STATES = 50000,    /* of a grammar */
     GR_MAX_NFA = 400000,      /* states and edges of one rule's NFA */
     GR_MAX_SUBSETS = 2 << 20, /* members of all subsets while one rule is made deterministic */
-    GR_MAX_CONFIGS = 200,     /* of a set; the rest of a wildly ambiguous schema is dropped */
+    GR_MAX_CALLS = 100,       /* of one state: alternatives that are rules of their own */
+    GR_MAX_CONFIGS = 500,     /* of a set; the rest of a wildly ambiguous schema is dropped */
     GR_MAX_PIECE = 4096,      /* bytes of a token */
     GR_MAX_INDENT = 32,       /* spaces after a line break */
 

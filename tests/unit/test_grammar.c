@@ -529,6 +529,45 @@ static void test_accept_changes_nothing_on_failure(void **state)
     td_grammar_free(g);
 }
 
+/* Unions that cannot be told apart by their first bytes: up to the bound all of them count. */
+static void test_wide_unions(void **state)
+{
+    (void)state;
+    for (int n = 90; n <= 110; n += 20) {
+        td_buf b = {0};
+        td_grammar *g = NULL;
+        td_error err = {0};
+        td_status st;
+
+        td_buf_str(&b, "{\"anyOf\":[");
+        for (int i = 0; i < n; i++)
+            td_buf_fmt(&b,
+                       "%s{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":"
+                       "\"^a{%d}$\"}}",
+                       i > 0 ? "," : "", i);
+        td_buf_str(&b, "]}");
+        st = td_grammar_from_schema(b.ptr, b.len, &g, &err);
+        if (n > 100) {
+            assert_int_equal(st, TD_INVALID);
+            assert_non_null(strstr(err.text, "more than 100 alternatives"));
+        } else {
+            assert_int_equal(st, TD_OK);
+            td_buf_clear(&b);
+            td_buf_fmt(
+                &b, "[\"%.*s\"]", n - 1,
+                "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+                "aaaaaaaaaaaaaaaaaaaa");
+            assert_true(matches(g, b.ptr));
+            b.ptr[b.len - 2] = 'a';
+            b.ptr[b.len - 1] = '"';
+            td_buf_byte(&b, ']');
+            assert_false(matches(g, b.ptr));
+        }
+        td_grammar_free(g);
+        td_buf_free(&b);
+    }
+}
+
 /* Long lists drop the frames that they no longer need. */
 static void test_long_answers(void **state)
 {
@@ -565,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_refusals_name_the_keyword_and_the_place),
         cmocka_unit_test(test_strings_grammar),
         cmocka_unit_test(test_accept_changes_nothing_on_failure),
+        cmocka_unit_test(test_wide_unions),
         cmocka_unit_test(test_long_answers),
     };
 
