@@ -438,6 +438,8 @@ static void test_a_gateway_meets_other_routers(cluster *c)
     rpc_server_close(server);
 }
 
+#define SUCCESS(reason) "vllm:request_success_total{finished_reason=\"" reason "\"}"
+
 static void test_one_request_id_runs_once(cluster *c)
 {
     process *router = serve(c);
@@ -450,6 +452,9 @@ static void test_one_request_id_runs_once(cluster *c)
     assert_int_equal(gateway_generate(g, td_slice_of(body), "mine", &stream, &err), TD_OK);
     assert_int_equal(gateway_generate(g, td_slice_of(body), "mine", &stream, &err), TD_INVALID);
     gateway_close(g);
+    /* Its end, whether the router hears of the close or not: workers that stop would hold it up. */
+    E2E_AWAIT(
+        process_metric(router, SUCCESS("length")) + process_metric(router, SUCCESS("abort")) == 1);
 }
 
 static void test_a_router_that_dies_ends_its_answers(cluster *c)
