@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Without memory for its tables uthash would end the process. */
+#define HASH_NONFATAL_OOM 1
+#define uthash_nonfatal_oom(element) ((element)->lost = true)
 #include <uthash.h>
 
 #include "common/json_file.h"
@@ -39,6 +42,7 @@ struct gr_todo {
     int32_t rule;
     gr_path path;
     gr_todo *next; /* made after this one */
+    bool lost;     /* there was no memory to add it */
     UT_hash_handle hh;
 };
 
@@ -59,6 +63,10 @@ static td_status rule_of(gr_schema *c, const cJSON *node, rule_kind kind, const 
         t->key = key;
         t->path = *path;
         HASH_ADD(hh, c->todos, key, sizeof t->key, t);
+        if (t->lost) {
+            free(t);
+            return gr_schema_no_memory(c);
+        }
         if (c->last != NULL)
             c->last->next = t;
         else
