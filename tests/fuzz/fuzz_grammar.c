@@ -14,7 +14,7 @@ static const char *const words[] = {
     "null", "\n  ", ", ",   "ab",   "12",     "-1",       ".5",    "e1",     "\\u0",
     "\\n",  "a\"",  "\"}]", "\xc3", "\xa9\"", "\xf0\x9f", "2026-", "k\":\"", "\"a\": [1"};
 
-enum { N_WORDS = sizeof words / sizeof *words, N = 256 + N_WORDS, STEPS = 60 };
+enum { N_WORDS = sizeof words / sizeof *words, N = 256 + N_WORDS, STEPS = 24 };
 
 static uint8_t bytes[256];
 static const uint8_t *piece[N];
