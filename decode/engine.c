@@ -1,137 +1,15 @@
 /* One thread runs everything: requests from routers, notices from the KV sink and lost links come
  * in by the mailbox and are handled between two steps. Nothing here locks but `load`, the copy of
  * the counters that the heartbeat thread reads. */
-#include "decode/engine.h"
+#include "decode/engine_impl.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/clock.h"
-#include "common/kv_pool.h"
 #include "common/log.h"
-#include "common/mailbox.h"
-#include "common/pb_arena.h"
-#include "decode/reservation.h"
-#include "decode/scheduler.h"
-#include "decode/token_sink.h"
 
 enum { TAKE = 64, ALIVE_MS = 2000 };
-
-typedef enum message_kind {
-    MSG_RESERVE,
-    MSG_CANCEL,
-    MSG_NOTICE,
-    MSG_LINK_DOWN,
-    MSG_DRAIN
-} message_kind;
-
-typedef struct message {
-    message_kind kind;
-    int32_t link;
-    rpc_call *call;  /* RESERVE, CANCEL: to be answered */
-    uint8_t *packed; /* RESERVE: the message again, owned */
-    size_t n_packed;
-    td_guide *guide;  /* RESERVE: owned; NULL: none is asked for */
-    uint64_t request; /* CANCEL */
-    uint32_t attempt;
-    bool source_may_write;
-    td_kv_notice notice; /* NOTICE */
-    int64_t deadline_ms; /* DRAIN */
-} message;
-
-struct engine {
-    const decode_config *cfg;
-    td_model *model;
-    td_guides *guides;
-    const td_kv_geometry *geometry;
-    td_worker *worker;
-    td_kv_sink *sink;
-    td_watch *watch;
-    td_mailbox *mailbox;
-
-    td_kv_pool *pool;
-    reservations *reservations;
-    scheduler *sched;
-    token_sink *tokens;
-    sched_end *ends; /* [max_batch] */
-    td_pb_arena arena;
-
-    td_usec next_alive; /* when those that wait for a place are next said to be alive */
-    bool draining;
-    td_usec drain_deadline;
-    bool load_dirty; /* something worth a report has happened since the last one */
-
-    pthread_mutex_t load_lock;
-    struct engine_load {
-        uint32_t pages_free, rings_free, running, reserved, quarantined_pages;
-    } load;
-
-    td_gauge *g_running, *g_waiting, *g_reserved, *g_kv_used, *g_quarantined;
-    td_counter *c_tokens, *c_steps, *c_reserved, *c_busy, *c_landed, *c_lost, *c_expired, *c_stray;
-    td_counter *c_end[4]; /* by sched_end */
-    td_counter *c_canceled, *c_guided;
-    td_histogram *h_step, *h_batch, *h_arrival, *h_mask;
-};
-
-static void make_metrics(engine *e, td_metrics *m)
-{
-    static const char *const ends[] = {"", "stop", "length", "error"};
-
-    e->g_running = td_metrics_gauge(m, "vllm:num_requests_running", "Requests in the batch.", NULL);
-    e->g_waiting =
-        td_metrics_gauge(m, "vllm:num_requests_waiting",
-                         "Requests whose KV has landed and that wait for a place.", NULL);
-    e->g_reserved =
-        td_metrics_gauge(m, "tandem:reservations_open", "Requests whose KV is on its way.", NULL);
-    e->g_kv_used = td_metrics_gauge(m, "vllm:kv_cache_usage_perc",
-                                    "Share of the KV pages that are held, 0 to 1.", NULL);
-    e->g_quarantined =
-        td_metrics_gauge(m, "tandem:quarantined_pages",
-                         "Pages of ended requests that a source may still write.", NULL);
-    e->c_tokens = td_metrics_counter(m, "vllm:generation_tokens_total", "Tokens sampled.", NULL);
-    e->c_steps = td_metrics_counter(m, "tandem:decode_steps_total", "Decode steps run.", NULL);
-    e->c_reserved = td_metrics_counter(m, "tandem:reservations_total", "Reservations made.", NULL);
-    e->c_busy = td_metrics_counter(m, "tandem:reservations_refused_total",
-                                   "Reservations refused for want of room.", NULL);
-    e->c_landed = td_metrics_counter(m, "tandem:kv_landed_total",
-                                     "Requests whose KV has arrived whole.", NULL);
-    e->c_lost =
-        td_metrics_counter(m, "tandem:kv_lost_total", "Requests whose KV transfer failed.", NULL);
-    e->c_expired = td_metrics_counter(m, "tandem:leases_expired_total",
-                                      "Reservations whose KV did not come in time.", NULL);
-    e->c_stray = td_metrics_counter(m, "tandem:kv_notices_stray_total",
-                                    "Notices that no open reservation was waiting for.", NULL);
-    for (int i = SCHED_STOP; i <= SCHED_FAILED; i++)
-        e->c_end[i] = td_metrics_counter(m, "vllm:request_success_total", "Requests that ended.",
-                                         TD_LABELS({"finished_reason", ends[i]}));
-    e->c_canceled = td_metrics_counter(m, "vllm:request_success_total", "Requests that ended.",
-                                       TD_LABELS({"finished_reason", "abort"}));
-    e->c_guided = td_metrics_counter(m, "tandem:guided_requests_total",
-                                     "Reservations for an answer that is held to a guide.", NULL);
-    e->h_mask = td_metrics_histogram(m, "tandem:guide_mask_seconds",
-                                     "Time to find the tokens that may come next, a token.", NULL,
-                                     TD_BUCKETS(MASK));
-    e->h_step = td_metrics_histogram(m, "tandem:decode_step_seconds", "Time of one decode step.",
-                                     NULL, TD_BUCKETS(ITL));
-    e->h_batch = td_metrics_histogram(m, "vllm:iteration_tokens_total", "Tokens of one step.", NULL,
-                                      TD_BUCKETS(ITERATION_TOKENS));
-    e->h_arrival = td_metrics_histogram(m, "tandem:kv_arrival_seconds",
-                                        "From the reservation to the last notice of its KV.", NULL,
-                                        TD_BUCKETS(TRANSFER));
-}
-
-static void drop_message(void *user, void *msg)
-{
-    message *m = msg;
-
-    (void)user;
-    if (m->call != NULL)
-        rpc_call_drop(m->call);
-    free(m->packed);
-    td_guide_free(m->guide);
-}
 
 td_status engine_create(const decode_config *cfg, td_model *model, td_guides *guides,
                         td_metrics *metrics, engine **out, td_error *err)
@@ -148,7 +26,7 @@ td_status engine_create(const decode_config *cfg, td_model *model, td_guides *gu
     e->geometry = g;
     pthread_mutex_init(&e->load_lock, NULL);
     td_pb_arena_init(&e->arena);
-    make_metrics(e, metrics);
+    engine_make_metrics(e, metrics);
     e->ends = calloc(e->cfg->max_batch, sizeof *e->ends);
     st = e->ends ? td_kv_pool_create(g->n_pages, g->n_rings, &e->pool, err)
                  : td_fail(err, TD_NOMEM, "engine: no memory");
@@ -168,7 +46,7 @@ td_status engine_create(const decode_config *cfg, td_model *model, td_guides *gu
         st = token_sink_create((int32_t)e->cfg->worker.routers.len,
                                e->cfg->max_batch + 3 * g->n_rings + TAKE, &e->tokens, err);
     if (st == TD_OK)
-        st = td_mailbox_create(sizeof(message), 0, drop_message, e, &e->mailbox, err);
+        st = td_mailbox_create(sizeof(message), 0, engine_drop_message, e, &e->mailbox, err);
     if (st != TD_OK) {
         engine_free(e);
         return st;
@@ -199,108 +77,6 @@ void engine_attach(engine *e, td_worker *worker, td_kv_sink *sink, td_watch *wat
     e->worker = worker;
     e->sink = sink;
 }
-
-/* ---- other threads ---- */
-
-static void post(engine *e, message *m)
-{
-    if (td_mailbox_post(e->mailbox, m) != TD_OK)
-        drop_message(e, m);
-}
-
-static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t link, rpc_call *call)
-{
-    engine *e = user;
-    message m = {.link = link, .call = call};
-    td_error err = {0};
-
-    switch (req->body_case) {
-    case TANDEM__WORKER_REQUEST__BODY_RESERVE:
-        m.kind = MSG_RESERVE;
-        m.n_packed = tandem__reserve__get_packed_size(req->reserve);
-        m.packed = malloc(m.n_packed ? m.n_packed : 1);
-        if (m.packed == NULL) {
-            td_worker_reply(call, TD_NOMEM, "no memory for the message", NULL);
-            return;
-        }
-        tandem__reserve__pack(req->reserve, m.packed);
-        /* Here, where nobody waits, and not on the engine's thread: a schema may take a while. */
-        if (td_generation_open_guide(e->guides, req->reserve->guide, req->reserve->answer,
-                                     req->reserve->n_answer, &m.guide, &err) != TD_OK) {
-            free(m.packed);
-            td_worker_reply(call, err.code, err.text, NULL);
-            return;
-        }
-        break;
-    case TANDEM__WORKER_REQUEST__BODY_CANCEL:
-        m.kind = MSG_CANCEL;
-        m.request = req->cancel->request;
-        m.attempt = req->cancel->attempt;
-        m.source_may_write = req->cancel->source_may_write;
-        break;
-    case TANDEM__WORKER_REQUEST__BODY_DRAIN:
-        m.kind = MSG_DRAIN;
-        m.deadline_ms = req->drain->deadline_ms;
-        break;
-    default:
-        td_worker_reply(call, TD_INVALID, "a decode worker takes Reserve, Cancel and Drain", NULL);
-        return;
-    }
-    post(e, &m);
-}
-
-static void on_report(void *user, Tandem__WorkerReport *report)
-{
-    engine *e = user;
-    struct engine_load load;
-
-    pthread_mutex_lock(&e->load_lock);
-    load = e->load;
-    pthread_mutex_unlock(&e->load_lock);
-    report->pages_total = e->geometry->n_pages;
-    report->pages_free = load.pages_free;
-    report->rings_total = e->geometry->n_rings;
-    report->rings_free = load.rings_free;
-    report->running = load.running;
-    report->reserved = load.reserved;
-    report->quarantined_pages = load.quarantined_pages;
-    report->max_batch = e->cfg->max_batch;
-    report->guides = e->guides != NULL;
-}
-
-static void on_link(void *user, int32_t link, bool up)
-{
-    message m = {.kind = MSG_LINK_DOWN, .link = link};
-
-    if (!up)
-        post(user, &m);
-}
-
-static bool on_ready(void *user, td_buf *why)
-{
-    (void)user;
-    (void)why;
-    return true; /* the model has given its self-test token before the worker was started */
-}
-
-const td_worker_callbacks engine_worker_callbacks = {
-    .on_request = on_request, .on_report = on_report, .on_link = on_link, .on_ready = on_ready};
-
-void engine_on_notice(void *user, const td_kv_notice *n)
-{
-    message m = {.kind = MSG_NOTICE, .notice = *n};
-
-    post(user, &m);
-}
-
-void engine_drain(engine *e)
-{
-    message m = {.kind = MSG_DRAIN, .deadline_ms = e->cfg->worker.drain_ms};
-
-    post(e, &m);
-}
-
-/* ---- the engine's thread ---- */
 
 static ProtobufCBinaryData binary(const void *p, size_t n)
 {

@@ -2,136 +2,16 @@
  * waits for one chunk at most. The layer hook runs on the rank threads and only queues puts. A push
  * ends on a source's thread, which posts MSG_DONE; until then the job keeps its pages, because the
  * puts read from them. Nothing here locks but `load`, which the heartbeat thread reads. */
-#include "prefill/engine.h"
+#include "prefill/engine_impl.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/clock.h"
-#include "common/kv_pool.h"
 #include "common/log.h"
-#include "common/mailbox.h"
-#include "common/pb_arena.h"
-#include "prefill/job.h"
 
 enum { TAKE = 64 };
-
-typedef enum message_kind {
-    MSG_PREFILL,
-    MSG_CANCEL,
-    MSG_DONE,
-    MSG_LINK_DOWN,
-    MSG_DRAIN
-} message_kind;
-
-typedef struct message {
-    message_kind kind;
-    int32_t link;
-    rpc_call *call;  /* PREFILL, CANCEL, DRAIN: to be answered; may be NULL for DRAIN */
-    uint8_t *packed; /* PREFILL: the message again, owned */
-    size_t n_packed;
-    td_guide *guide;  /* PREFILL: owned; NULL: none is asked for */
-    td_usec received; /* PREFILL */
-    uint64_t request; /* CANCEL */
-    uint32_t attempt;
-    int64_t deadline_ms; /* DRAIN */
-    /* DONE */
-    job *job;
-    td_status status;
-    uint64_t bytes;
-    uint32_t puts;
-    td_usec last_flush_us;
-    char text[200];
-} message;
-
-struct prefill_engine {
-    const prefill_config *cfg;
-    td_model *model;
-    td_guides *guides;
-    const td_kv_geometry *geometry;
-    uint32_t max_prompt;
-    td_worker *worker;
-    td_watch *watch;
-    td_kv_source *const *sources;
-    int32_t n_sources;
-    td_mailbox *mailbox;
-
-    jobs *jobs;
-    td_kv_pool *pool;
-    td_pb_arena arena;
-
-    bool draining;
-    td_usec drain_deadline;
-    bool load_dirty;
-
-    pthread_mutex_t load_lock;
-    jobs_counts load;
-
-    td_gauge *g_running, *g_waiting, *g_pushing, *g_tokens, *g_kv_used;
-    td_counter *c_prompt_tokens, *c_admitted, *c_refused, *c_repeated, *c_canceled, *c_failed,
-        *c_kv_bytes, *c_kv_puts, *c_kv_failed, *c_guided;
-    td_histogram *h_queue, *h_compute, *h_tail, *h_bytes, *h_mask;
-};
-
-static void make_metrics(prefill_engine *e, td_metrics *m)
-{
-    e->g_running =
-        td_metrics_gauge(m, "vllm:num_requests_running", "Prompts being computed.", NULL);
-    e->g_waiting = td_metrics_gauge(m, "vllm:num_requests_waiting", "Prompts in the queue.", NULL);
-    e->g_pushing = td_metrics_gauge(m, "tandem:kv_transfers_running",
-                                    "Prompts that are computed and still being sent.", NULL);
-    e->g_tokens = td_metrics_gauge(m, "tandem:prefill_queued_tokens",
-                                   "Tokens of prompts waiting or being computed.", NULL);
-    e->g_kv_used = td_metrics_gauge(m, "vllm:kv_cache_usage_perc",
-                                    "Share of the KV pages that are held, 0 to 1.", NULL);
-    e->c_prompt_tokens =
-        td_metrics_counter(m, "vllm:prompt_tokens_total", "Tokens computed.", NULL);
-    e->c_admitted = td_metrics_counter(m, "tandem:prefill_admitted_total",
-                                       "Prompts taken into the queue.", NULL);
-    e->c_refused = td_metrics_counter(m, "tandem:prefill_refused_total", "Prompts refused.", NULL);
-    e->c_repeated = td_metrics_counter(m, "tandem:prefill_repeated_total",
-                                       "Messages for a prompt that was here already.", NULL);
-    e->c_canceled =
-        td_metrics_counter(m, "tandem:prefill_canceled_total", "Prompts canceled.", NULL);
-    e->c_failed =
-        td_metrics_counter(m, "tandem:prefill_failed_total", "Prompts that failed.", NULL);
-    e->c_kv_bytes = td_metrics_counter(m, "tandem:kv_transfer_bytes_total",
-                                       "Bytes of KV put into decode workers.", NULL);
-    e->c_kv_puts = td_metrics_counter(m, "tandem:kv_transfer_puts_total", "One-sided puts.", NULL);
-    e->c_kv_failed = td_metrics_counter(m, "tandem:kv_transfer_failed_total",
-                                        "Transfers that did not complete.", NULL);
-    e->c_guided = td_metrics_counter(m, "tandem:guided_requests_total",
-                                     "Prompts whose answer is held to a guide.", NULL);
-    e->h_mask = td_metrics_histogram(m, "tandem:guide_mask_seconds",
-                                     "Time to find the tokens that may come next, a token.", NULL,
-                                     TD_BUCKETS(MASK));
-    e->h_queue =
-        td_metrics_histogram(m, "vllm:request_queue_time_seconds",
-                             "From arrival to the first chunk.", NULL, TD_BUCKETS(LATENCY));
-    e->h_compute =
-        td_metrics_histogram(m, "vllm:request_prefill_time_seconds",
-                             "From the first chunk to the first token.", NULL, TD_BUCKETS(LATENCY));
-    e->h_tail =
-        td_metrics_histogram(m, "tandem:kv_transfer_tail_seconds",
-                             "From the first token to the last flush: transfer that compute "
-                             "did not hide.",
-                             NULL, TD_BUCKETS(TRANSFER));
-    e->h_bytes = td_metrics_histogram(m, "tandem:kv_transfer_size_bytes", "KV bytes of a prompt.",
-                                      NULL, TD_BUCKETS(BYTES));
-}
-
-static void drop_message(void *user, void *msg)
-{
-    message *m = msg;
-
-    (void)user;
-    if (m->call != NULL)
-        rpc_call_drop(m->call);
-    free(m->packed);
-    td_guide_free(m->guide);
-}
 
 td_status prefill_engine_create(const prefill_config *cfg, td_model *model, td_guides *guides,
                                 td_metrics *metrics, prefill_engine **out, td_error *err)
@@ -152,12 +32,12 @@ td_status prefill_engine_create(const prefill_config *cfg, td_model *model, td_g
         e->max_prompt = (uint32_t)room;
     pthread_mutex_init(&e->load_lock, NULL);
     td_pb_arena_init(&e->arena);
-    make_metrics(e, metrics);
+    prefill_make_metrics(e, metrics);
     st = td_kv_pool_create(g->n_pages, g->n_rings, &e->pool, err);
     if (st == TD_OK)
         st = jobs_create(&e->jobs, err);
     if (st == TD_OK)
-        st = td_mailbox_create(sizeof(message), 0, drop_message, e, &e->mailbox, err);
+        st = td_mailbox_create(sizeof(message), 0, prefill_drop_message, e, &e->mailbox, err);
     if (st != TD_OK) {
         prefill_engine_free(e);
         return st;
@@ -187,105 +67,7 @@ void prefill_engine_attach(prefill_engine *e, td_worker *worker, td_kv_source *c
     e->n_sources = n_sources;
 }
 
-/* ---- other threads ---- */
-
-static void post(prefill_engine *e, message *m)
-{
-    td_status st = td_mailbox_post(e->mailbox, m);
-
-    /* A lost end of a transfer would hold its pages for ever. */
-    td_assert(st == TD_OK || m->kind != MSG_DONE);
-    if (st != TD_OK)
-        drop_message(e, m);
-}
-
-/* Here, where nobody waits, and not on the engine's thread: a schema may take a while. */
-static td_status open_guide(prefill_engine *e, const Tandem__Prefill *p, td_guide **out,
-                            td_error *err)
-{
-    if (p->index > p->n_tokens) /* refused by job_create(), with its reason */
-        return TD_OK;
-    return td_generation_open_guide(e->guides, p->guide, p->tokens + (p->n_tokens - p->index),
-                                    p->index, out, err);
-}
-
-static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t link, rpc_call *call)
-{
-    message m = {.link = link, .call = call};
-    td_error err = {0};
-
-    switch (req->body_case) {
-    case TANDEM__WORKER_REQUEST__BODY_PREFILL:
-        m.kind = MSG_PREFILL;
-        m.received = td_now_us();
-        m.n_packed = tandem__prefill__get_packed_size(req->prefill);
-        m.packed = malloc(m.n_packed ? m.n_packed : 1);
-        if (m.packed == NULL) {
-            td_worker_reply(call, TD_NOMEM, "no memory for the message", NULL);
-            return;
-        }
-        tandem__prefill__pack(req->prefill, m.packed);
-        if (open_guide(user, req->prefill, &m.guide, &err) != TD_OK) {
-            free(m.packed);
-            td_worker_reply(call, err.code, err.text, NULL);
-            return;
-        }
-        break;
-    case TANDEM__WORKER_REQUEST__BODY_CANCEL:
-        m.kind = MSG_CANCEL;
-        m.request = req->cancel->request;
-        m.attempt = req->cancel->attempt;
-        break;
-    case TANDEM__WORKER_REQUEST__BODY_DRAIN:
-        m.kind = MSG_DRAIN;
-        m.deadline_ms = req->drain->deadline_ms;
-        break;
-    default:
-        td_worker_reply(call, TD_INVALID, "a prefill worker takes Prefill, Cancel and Drain", NULL);
-        return;
-    }
-    post(user, &m);
-}
-
-static void on_report(void *user, Tandem__WorkerReport *report)
-{
-    prefill_engine *e = user;
-    jobs_counts load;
-
-    pthread_mutex_lock(&e->load_lock);
-    load = e->load;
-    pthread_mutex_unlock(&e->load_lock);
-    report->queued_requests = load.queued + load.computing;
-    report->queued_tokens = load.tokens;
-    report->max_prompt_tokens = e->max_prompt;
-    report->running = load.computing;
-    report->guides = e->guides != NULL;
-}
-
-static void on_link(void *user, int32_t link, bool up)
-{
-    message m = {.kind = MSG_LINK_DOWN, .link = link};
-
-    if (!up)
-        post(user, &m);
-}
-
-static bool on_ready(void *user, td_buf *why)
-{
-    (void)user;
-    (void)why;
-    return true; /* the model has given its self-test token before the worker was started */
-}
-
-const td_worker_callbacks prefill_worker_callbacks = {
-    .on_request = on_request, .on_report = on_report, .on_link = on_link, .on_ready = on_ready};
-
-void prefill_engine_drain(prefill_engine *e)
-{
-    message m = {.kind = MSG_DRAIN, .deadline_ms = e->cfg->worker.drain_ms};
-
-    post(e, &m);
-}
+/* ---- on threads of ranks and sources ---- */
 
 static void on_layer(void *user, int32_t rank, int32_t layer, td_event *ready)
 {
@@ -294,88 +76,10 @@ static void on_layer(void *user, int32_t rank, int32_t layer, td_event *ready)
     td_kv_push_layer(j->push, rank, layer, j->from, j->to, ready);
 }
 
-/* ---- events to the router ---- */
-
-static ProtobufCBinaryData binary(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
-
-static void send_prefill_event(prefill_engine *e, const job *j, td_status status, const char *text,
-                               int32_t token, Tandem__Finish finish)
-{
-    Tandem__WorkerMessage msg = TANDEM__WORKER_MESSAGE__INIT;
-    Tandem__PrefillEvent ev = TANDEM__PREFILL_EVENT__INIT, *list = &ev;
-    Tandem__TokenLogprobs logprobs;
-    td_error err = {0};
-
-    ev.request = j->request;
-    ev.attempt = (uint32_t)j->attempt;
-    ev.status = status;
-    ev.text = binary(text);
-    ev.first_token = token;
-    ev.index = j->index;
-    ev.finish = finish;
-    if (status == TD_OK && j->generation.sampling.logprobs) {
-        td_logprobs_wire(&j->logprobs, &logprobs);
-        ev.logprobs = &logprobs;
-    }
-    if (j->started_at != 0)
-        ev.queue_us = (uint64_t)(j->started_at - j->queued_at);
-    if (j->computed_at != 0)
-        ev.compute_us = (uint64_t)(j->computed_at - j->started_at);
-    msg.prefills = &list;
-    msg.n_prefills = 1;
-    if (td_worker_send(e->worker, j->link, &msg, &err) != TD_OK)
-        td_debug("event_lost", "link=%d error=\"%s\"", j->link, err.text);
-}
-
-/* How long the transfer went on when there was nothing left to compute. */
-static td_usec tail_of(const job *j, td_usec last_flush_us)
-{
-    return j->computed_at != 0 && last_flush_us > j->computed_at ? last_flush_us - j->computed_at
-                                                                 : 0;
-}
-
 typedef struct done_target {
     prefill_engine *engine;
     job *job;
 } done_target;
-
-static void send_transfer_event(prefill_engine *e, const job *j, const td_kv_push_result *r)
-{
-    Tandem__WorkerMessage msg = TANDEM__WORKER_MESSAGE__INIT;
-    Tandem__TransferEvent ev = TANDEM__TRANSFER_EVENT__INIT, *list = &ev;
-    td_error err = {0};
-
-    ev.request = j->request;
-    ev.attempt = (uint32_t)j->attempt;
-    ev.status = r->status;
-    ev.text = binary(r->text ? r->text : "");
-    ev.tail_us = (uint64_t)tail_of(j, r->last_flush_us);
-    ev.kv_bytes = r->bytes;
-    ev.kv_puts = r->puts;
-    ev.transport = binary(r->transport ? r->transport : "");
-    msg.transfers = &list;
-    msg.n_transfers = 1;
-    if (td_worker_send(e->worker, j->link, &msg, &err) != TD_OK)
-        td_debug("event_lost", "link=%d error=\"%s\"", j->link, err.text);
-}
-
-/* Times from the start of compute: the first put leaves when the first layer is done, and what
- * lasts beyond compute is what the decode worker has waited for. */
-static void log_transfer(const job *j, const td_kv_push_result *r)
-{
-    td_usec from = j->started_at, tail = tail_of(j, r->last_flush_us);
-
-    td_debug("transfer_done",
-             "request=%016llx tokens=%d bytes=%llu puts=%u transport=%s compute_us=%lld "
-             "first_put_us=%lld last_flush_us=%lld tail_us=%lld",
-             (unsigned long long)j->request, j->n_tokens, (unsigned long long)r->bytes, r->puts,
-             r->transport, (long long)(j->computed_at - from),
-             r->first_put_us ? (long long)(r->first_put_us - from) : -1,
-             (long long)(r->last_flush_us - from), (long long)tail);
-}
 
 /* The router hears of it here, on the source's thread, and not from the engine, which may be in the
  * middle of another prompt's chunk: by then a short answer would be over. What is read of the job
@@ -391,11 +95,11 @@ static void on_push_done(void *user, const td_kv_push_result *r)
                  .last_flush_us = r->last_flush_us};
 
     if (r->status == TD_OK)
-        log_transfer(t->job, r);
+        prefill_log_transfer(t->job, r);
     if (r->status != TD_CANCELED)
-        send_transfer_event(t->engine, t->job, r);
+        prefill_send_transfer_event(t->engine, t->job, r);
     snprintf(m.text, sizeof m.text, "%s", r->text ? r->text : "");
-    post(t->engine, &m);
+    prefill_post(t->engine, &m);
     free(t);
 }
 
@@ -562,7 +266,7 @@ static void take_done(prefill_engine *e, const message *m)
     td_counter_add(e->c_kv_bytes, m->bytes);
     td_counter_add(e->c_kv_puts, m->puts);
     if (m->status == TD_OK) {
-        td_histogram_observe_us(e->h_tail, tail_of(j, m->last_flush_us));
+        td_histogram_observe_us(e->h_tail, prefill_tail_of(j, m->last_flush_us));
         td_histogram_observe(e->h_bytes, (double)m->bytes);
     } else if (m->status !=
                TD_CANCELED) { /* the router may have given it up by now: it failed first */
@@ -642,7 +346,7 @@ static void enforce_drain_deadline(prefill_engine *e)
         return;
     while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
         if (j->state != JOB_PUSHING)
-            send_prefill_event(e, j, TD_UNAVAILABLE, "this prefill worker has shut down", 0,
+            prefill_send_event(e, j, TD_UNAVAILABLE, "this prefill worker has shut down", 0,
                                TANDEM__FINISH__FINISH_NONE);
         cancel_job(e, j);
     }
@@ -717,7 +421,7 @@ static td_status run_job(prefill_engine *e, job *j, td_error *err)
     st = open_push(e, j, err);
     if (st != TD_OK) { /* a destination that does not fit: only the router can be told */
         td_counter_add(e->c_failed, 1);
-        send_prefill_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
+        prefill_send_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
         drop_job(e, j);
         return TD_OK;
     }
@@ -726,14 +430,14 @@ static td_status run_job(prefill_engine *e, job *j, td_error *err)
     jobs_set_state(e->jobs, j, JOB_PUSHING);
     if (st == TD_OK) {
         td_histogram_observe_us(e->h_compute, j->computed_at - j->started_at);
-        send_prefill_event(e, j, TD_OK, "", token, finish_of(j, token));
+        prefill_send_event(e, j, TD_OK, "", token, finish_of(j, token));
         td_kv_push_finish(j->push, TD_OK, token, j->index,
                           j->generation.sampling.logprobs ? &j->logprobs : NULL);
     } else if (st == TD_CANCELED) {
         td_kv_push_cancel(j->push);
     } else {
         td_counter_add(e->c_failed, 1);
-        send_prefill_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
+        prefill_send_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
         td_kv_push_finish(j->push, st, 0, 0, NULL);
     }
     e->load_dirty = true;
@@ -767,7 +471,7 @@ td_status prefill_engine_run(prefill_engine *e, td_error *err)
                 continue;
             }
             if (room != TD_BUSY || jobs_count(e->jobs).pushing == 0) {
-                send_prefill_event(e, j, room, err->text, 0, TANDEM__FINISH__FINISH_NONE);
+                prefill_send_event(e, j, room, err->text, 0, TANDEM__FINISH__FINISH_NONE);
                 abandon_queued(e, j, room);
                 continue;
             }
@@ -788,7 +492,7 @@ td_status prefill_engine_run(prefill_engine *e, td_error *err)
         e->draining = true; /* nothing may begin any more: the sources are about to close */
         while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
             if (j->state == JOB_QUEUED)
-                send_prefill_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
+                prefill_send_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
             cancel_job(e, j);
         }
     }
