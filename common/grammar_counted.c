@@ -45,8 +45,10 @@ static bool any_name(const cJSON *names)
 
 bool gr_schema_any_names(const gr_view *v)
 {
+    const cJSON *patterns = v->of[GR_KW_PATTERN_PROPERTIES];
+
     return any_name(v->of[GR_KW_PROPERTY_NAMES]) &&
-           cJSON_GetArraySize(v->of[GR_KW_PATTERN_PROPERTIES]) == 0;
+           (patterns == NULL || (cJSON_IsObject(patterns) && patterns->child == NULL));
 }
 
 bool gr_schema_plain_object(const gr_view *v)

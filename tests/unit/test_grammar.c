@@ -261,6 +261,26 @@ static void test_strings(void **state)
           "\"\xc3\xa9\xcf\x8a\""}});
 }
 
+static void test_pattern_escapes(void **state)
+{
+    (void)state;
+    CHECK_CASES({"{\"type\":\"string\",\"pattern\":\"^\\\\D\\\\W\\\\s\\\\S$\"}",
+                 {"\"a- x\"", "\"\\n!\\t\xc3\xa9\""},
+                 {"\"1- x\"", "\"aa x\"", "\"a-xx\"", "\"a-  \"", "\"a- \xc2\x85\""}},
+                {"{\"type\":\"string\",\"pattern\":\"^[\\\\D][^\\\\W_][\\\\s-][\\\\S]$\"}",
+                 {"\"xa-y\"", "\"-9 .\""},
+                 {"\"1a-y\"", "\"x_-y\"", "\"xa.y\"", "\"xa- \""}},
+                {"{\"type\":\"string\",\"pattern\":\"^\\\\u{1f600}"
+                 "\\\\ud83d\\\\ude01\\\\x4a\\\\u00e9\\\\t\\\\cJ[\\\\b]\\\\.$\"}",
+                 {"\"\xf0\x9f\x98\x80\xf0\x9f\x98\x81J\xc3\xa9\\t\\n\\u0008.\""},
+                 {"\"\xf0\x9f\x98\x80\xf0\x9f\x98\x81J\xc3\xa9\\t\\n\\u0008x\""}},
+                {"{\"type\":\"string\",\"pattern\":\"^(?<year>a|(b|c)+?)d{2}e{1,}f{0,1}$\"}",
+                 {"\"adde\"", "\"bcbddeef\""},
+                 {"\"de\"", "\"ade\"", "\"abdde\"", "\"addeff\""}},
+                {"{\"type\":\"string\",\"pattern\":\"\"}", {"\"\"", "\"x\""}, {"1"}},
+                {"{\"type\":\"string\",\"pattern\":\"^$|^(x|)$\"}", {"\"\"", "\"x\""}, {"\"y\""}});
+}
+
 static void test_formats(void **state)
 {
     (void)state;
@@ -397,6 +417,18 @@ static void test_alternatives_and_references(void **state)
         {"{\"allOf\":[{\"type\":[\"integer\",\"null\"]},{\"type\":[\"number\",\"string\"]}]}",
          {"1"},
          {"1.5", "null", "\"a\""}},
+        {"{\"allOf\":[{\"items\":{\"type\":\"integer\"},\"minItems\":1},{\"items\":{\"maximum\":5},"
+         "\"minItems\":2,\"maxItems\":3},{\"type\":\"array\"}]}",
+         {"[1,5]", "[1,2,-3]"},
+         {"[1]", "[1,6]", "[1,2.5]", "[1,2,3,4]"}},
+        {"{\"allOf\":[{\"additionalProperties\":{\"type\":\"integer\"}},{\"additionalProperties\":{"
+         "\"minimum\":3}},{\"additionalProperties\":true}]}",
+         {"{}", "{\"x\":3}"},
+         {"{\"x\":2}", "{\"x\":3.5}"}},
+        {"{\"allOf\":[{\"properties\":{\"a\":{}},\"additionalProperties\":false},{\"properties\":{"
+         "\"a\":{\"type\":\"null\"},\"b\":{}}}]}",
+         {"{}", "{\"a\":null}"},
+         {"{\"a\":1}", "{\"b\":1}"}},
         {"{\"allOf\":[{\"enum\":[1,2,3]},{\"enum\":[2,3,4]}]}", {"2", "3"}, {"1", "4"}});
 }
 
@@ -462,6 +494,41 @@ static void test_refusals_name_the_keyword_and_the_place(void **state)
         {"{\"type\":\"integer\",\"multipleOf\":10,\"minimum\":1,\"maximum\":9}",
          "matches no value"},
         {"{\"allOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", "matches no value"},
+        {"{\"type\":\"string\",\"pattern\":\"\\\\xg\"}", "without its hexadecimal digits"},
+        {"{\"type\":\"string\",\"pattern\":\"a\\\\\"}", "a backslash at the end"},
+        {"{\"type\":\"string\",\"pattern\":\"\\\\u{110000}\"}", "a wrong \\u{...}"},
+        {"{\"type\":\"string\",\"pattern\":\"\\\\ud800\\\\u0041\"}", "half a surrogate pair"},
+        {"{\"type\":\"string\",\"pattern\":\"\\\\e\"}", "an escape that is not known at byte 1"},
+        {"{\"type\":\"string\",\"pattern\":\"[z-a]\"}", "whose end is before its begin"},
+        {"{\"type\":\"string\",\"pattern\":\"[\\\\d-z]\"}", "a range that begins with a class"},
+        {"{\"type\":\"string\",\"pattern\":\"[a-\\\\d]\"}", "a range that ends with a class"},
+        {"{\"type\":\"string\",\"pattern\":\"a{2,1}\"}", "whose end is before its begin"},
+        {"{\"type\":\"string\",\"pattern\":\"a**\"}", "a quantifier of a quantifier"},
+        {"{\"type\":\"string\",\"pattern\":\"a{x\"}", "without its number"},
+        {"{\"type\":\"string\",\"pattern\":\"(?i)a\"}", "a kind of group"},
+        {"{\"type\":\"string\",\"pattern\":\"(?<n)a\"}", "a group's name without its end"},
+        {"{\"type\":\"string\",\"pattern\":1}", "'pattern' is no string"},
+        {"{\"type\":\"string\",\"pattern\":\"a\",\"format\":\"date\"}",
+         "'pattern' beside 'format'"},
+        {"{\"type\":\"string\",\"pattern\":\"^[a-z]*[0-9]$\",\"maxLength\":100000}",
+         "needs too many states"},
+        {"{\"properties\":[]}", "'properties' is no object"},
+        {"{\"required\":{}}", "'required' is no list"},
+        {"{\"required\":[1]}", "'required' has what is no string"},
+        {"{\"additionalProperties\":1}", "'additionalProperties' is no schema"},
+        {"{\"patternProperties\":1}", "'patternProperties' is no object"},
+        {"{\"prefixItems\":{}}", "'prefixItems' is no list"},
+        {"{\"properties\":{\"a\":{},\"b\":{}},\"maxProperties\":1}", "'maxProperties' beside"},
+        {"{\"properties\":{\"a\":{},\"b\":{}},\"minProperties\":2}",
+         "'minProperties' over 1 beside"},
+        {"{\"allOf\":[1]}", "#/allOf/0: expected a schema"},
+        {"{\"allOf\":{}}", "'allOf' is no list"},
+        {"{\"anyOf\":[{}],\"oneOf\":[{}]}", "'oneOf' beside 'anyOf'"},
+        {"{\"allOf\":[{\"pattern\":\"a\"},{\"pattern\":\"b\"}]}", "two different 'pattern'"},
+        {"{\"$ref\":1}", "'$ref' is no string"},
+        {"{\"type\":\"number\",\"minimum\":1e-60}", "too many digits"},
+        {"{\"type\":\"number\",\"exclusiveMinimum\":1234567890.1234567}", "more than 15 digits"},
+        {"{\"type\":\"integer\",\"minimum\":1e18}", "matches no value"},
         {"{\"allOf\":[{\"type\":\"null\"},false]}", "matches no value"},
         {"{\"allOf\":[{\"$ref\":\"#\"}]}", "refers to itself"},
         {"{\"const\":1,\"anyOf\":[{\"$ref\":\"#\"}]}", "refers to itself"},
@@ -597,6 +664,7 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_arrays),
         cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_pattern_escapes),
         cmocka_unit_test(test_formats),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_literals),

@@ -217,6 +217,52 @@ static void test_no_dead_ends(void **state)
     td_buf_free(&schema);
 }
 
+/* Bounds far from the length of any token, and close to it, from both sides: every mask on the way.
+ */
+static void test_bounds(void **state)
+{
+    static const struct {
+        const char *schema, *open, *item;
+        int n;
+    } cases[] = {
+        {"{\"type\":\"string\",\"minLength\":25,\"maxLength\":40}", "\"", "a", 40},
+        {"{\"type\":\"string\",\"minLength\":30}", "\"", "\xc3\xa9", 40},
+        {"{\"type\":\"string\",\"pattern\":\"^[^x]*$\",\"minLength\":8,\"maxLength\":20}", "\"",
+         "\\n", 20},
+        {"{\"type\":\"array\",\"items\":{\"enum\":[1,12]},\"minItems\":10,\"maxItems\":18}", "[12",
+         ",1", 17},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_grammar *g = NULL;
+        td_error err;
+        td_buf schema = {0}, text = {0};
+        td_matcher *m;
+
+        td_buf_str(&schema, cases[i].schema);
+        td_buf_str(&text, cases[i].open);
+        assert_int_equal(td_grammar_from_schema(schema.ptr, schema.len, &g, &err), TD_OK);
+        m = matcher(g, small.set);
+        check_mask(m, &schema, &text, 0);
+        assert_true(td_matcher_accept(m, (const uint8_t *)text.ptr, text.len));
+        for (int k = 0; k < cases[i].n; k++) {
+            const char *item = cases[i].item;
+
+            check_mask(m, &schema, &text, text.len);
+            for (size_t c = 0; item[c] != '\0'; c++) {
+                assert_true(td_matcher_accept(m, (const uint8_t *)item + c, 1));
+                check_mask(m, &schema, &text, text.len);
+            }
+            td_buf_str(&text, item);
+        }
+        td_matcher_free(m);
+        td_grammar_free(g);
+        td_buf_free(&schema);
+        td_buf_free(&text);
+    }
+}
+
 /* Several threads, one grammar: they find the same masks, in a cache that all of them fill. */
 
 typedef struct reader {
@@ -348,9 +394,8 @@ static void test_o200k(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_schemas),
-        cmocka_unit_test(test_no_dead_ends),
-        cmocka_unit_test(test_threads_share_a_grammar),
+        cmocka_unit_test(test_random_schemas), cmocka_unit_test(test_no_dead_ends),
+        cmocka_unit_test(test_bounds),         cmocka_unit_test(test_threads_share_a_grammar),
         cmocka_unit_test(test_o200k),
     };
 
