@@ -15,6 +15,7 @@ enum {
     /* Values in the body: a tree takes some 130 bytes for each, so that 8 MiB of "1,1,1" would take
      * half a gigabyte. Prompts of tokens are the longest lists, and a context has far fewer. */
     OPENAI_MAX_VALUES = 1 << 19,
+    OPENAI_MAX_MEMBERS = 1024, /* of the body itself */
     OPENAI_MAX_MESSAGES = 4096,
     OPENAI_MAX_TOOLS = 512,
     OPENAI_MAX_STOP_BYTES = 4096,

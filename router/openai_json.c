@@ -1,6 +1,7 @@
 #include "router/openai_json.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "router/json_escapes.h"
@@ -24,8 +25,41 @@ const char *openai_type_name(const cJSON *v)
                                : "something else";
 }
 
+static size_t skip_digits(const char *s, size_t i, size_t n)
+{
+    while (i < n && s[i] >= '0' && s[i] <= '9')
+        i++;
+    return i;
+}
+
+/* Where the number that begins at `from` ends; `from`: JSON has no such number. */
+static size_t number_end(const char *s, size_t from, size_t n)
+{
+    size_t i = from + (s[from] == '-'), digits = i;
+
+    i = skip_digits(s, i, n);
+    if (i == digits || (s[digits] == '0' && i > digits + 1))
+        return from;
+    if (i < n && s[i] == '.') {
+        digits = i + 1;
+        i = skip_digits(s, digits, n);
+        if (i == digits)
+            return from;
+    }
+    if (i < n && (s[i] == 'e' || s[i] == 'E')) {
+        digits = i + 1;
+        if (digits < n && (s[digits] == '+' || s[digits] == '-'))
+            digits++;
+        i = skip_digits(s, digits, n);
+        if (i == digits)
+            return from;
+    }
+    return i;
+}
+
 /* Look through the text before anything makes a tree of it: how deep it nests, how many values it
- * has, and whether a string holds an escaped NUL, at which cJSON would cut it without a word. */
+ * has, whether a string holds an escaped NUL, at which cJSON would cut it without a word, and
+ * whether numbers are JSON's: cJSON takes 01, and the spelling is kept and repeated in answers. */
 static td_status scan(const char *body, size_t n, int max_depth, td_error *err)
 {
     bool in_string = false;
@@ -48,6 +82,15 @@ static td_status scan(const char *body, size_t n, int max_depth, td_error *err)
             }
         } else if (c == '"') {
             in_string = true;
+        } else if (c == '-' || (c >= '0' && c <= '9')) {
+            size_t end = number_end(body, i, n);
+
+            if (end == i)
+                return td_fail(err, TD_INVALID,
+                               "the body is not valid JSON near byte %zu: a number is not written "
+                               "as JSON has it",
+                               i);
+            i = end - 1;
         } else if (c == '{' || c == '[') {
             if (++depth > max_depth)
                 return td_fail(err, TD_INVALID, "the body nests deeper than %d levels", max_depth);
@@ -60,6 +103,34 @@ static td_status scan(const char *body, size_t n, int max_depth, td_error *err)
         if (values > OPENAI_MAX_VALUES)
             return td_fail(err, TD_INVALID, "the body has more than %d values", OPENAI_MAX_VALUES);
     }
+    return TD_OK;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Fields are looked for one by one, so there may not be very many members; and not two of a name,
+ * of which whoever stands between the client and this server may have read the other. */
+static td_status check_members(const cJSON *root, td_error *err)
+{
+    const char *names[OPENAI_MAX_MEMBERS];
+    const cJSON *v;
+    size_t n = 0;
+
+    cJSON_ArrayForEach(v, root)
+    {
+        if (n == OPENAI_MAX_MEMBERS)
+            return td_fail(err, TD_INVALID, "the body has more than %d members",
+                           OPENAI_MAX_MEMBERS);
+        names[n++] = v->string;
+    }
+    qsort(names, n, sizeof *names, by_name);
+    for (size_t i = 1; i < n; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            return td_fail_param(err, names[i], "the body has '%.*s' twice",
+                                 chat_shown(td_slice_of(names[i])), names[i]);
     return TD_OK;
 }
 
@@ -128,7 +199,9 @@ td_status openai_read_json(const char *body, size_t n, const openai_defaults *d,
         *root = NULL;
         return st;
     }
-    st = check_lists(*root, d, err);
+    st = check_members(*root, err);
+    if (st == TD_OK)
+        st = check_lists(*root, d, err);
     if (st != TD_OK) {
         cJSON_Delete(*root);
         *root = NULL;
@@ -409,6 +482,22 @@ td_status openai_take_format(cJSON *format, const char *where, const char *insid
 
 /* ---- tools ---- */
 
+/* A call says by name alone whom it means. */
+static td_status check_unique(const chat *c, const char *where, td_error *err)
+{
+    td_slice name = chat_bare_name(c->tools[c->n_tools - 1].name);
+    char field[96];
+
+    for (size_t i = 0; i + 1 < c->n_tools; i++) {
+        if (!td_slice_eq(chat_bare_name(c->tools[i].name), name))
+            continue;
+        snprintf(field, sizeof field, "%s.name", where);
+        return td_fail_param(err, field, "%s: '%.*s' is the name of tools[%zu] already", field,
+                             chat_shown(name), name.ptr, i);
+    }
+    return TD_OK;
+}
+
 td_status openai_take_function(cJSON *function, const char *where, chat *c, td_error *err)
 {
     chat_tool *out = chat_add_tool(c);
@@ -419,6 +508,8 @@ td_status openai_take_function(cJSON *function, const char *where, chat *c, td_e
 
     if (st == TD_OK)
         st = openai_take_string(function, "description", where, false, c, &out->description, err);
+    if (st == TD_OK && !c->oom)
+        st = check_unique(c, where, err);
     if (st != TD_OK)
         return st;
     strict = openai_field(function, "strict");

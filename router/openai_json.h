@@ -9,9 +9,9 @@
 #include "router/chat.h"
 #include "router/openai.h"
 
-/* Check body[0..n) (UTF-8, no NUL by escape, and d's bounds of nesting, messages or input items,
- * and tools) and parse it; the root is an object and the caller's, to cJSON_Delete(). Numbers keep
- * their spelling. body[n] is NUL. TD_INVALID, TD_NOMEM. */
+/* Check body[0..n) (UTF-8, no NUL by escape, no member twice, and d's bounds of nesting, messages
+ * or input items, and tools) and parse it; the root is an object and the caller's, to
+ * cJSON_Delete(). Numbers keep their spelling. body[n] is NUL. TD_INVALID, TD_NOMEM. */
 TD_MUST_CHECK td_status openai_read_json(const char *body, size_t n, const openai_defaults *d,
                                          cJSON **root, td_error *err);
 
@@ -32,7 +32,8 @@ TD_MUST_CHECK td_status openai_take_text(const cJSON *v, const char *where, cons
 TD_MUST_CHECK td_status openai_take_string(const cJSON *o, const char *name, const char *where,
                                            bool needed, chat *c, td_slice *out, td_error *err);
 
-/* Name, description, parameters (moved out of the tree) and strict of a function, as a new tool. */
+/* Name, which no tool before it has, description, parameters (moved out of the tree) and strict of
+ * a function, as a new tool. */
 TD_MUST_CHECK td_status openai_take_function(cJSON *function, const char *where, chat *c,
                                              td_error *err);
 

@@ -454,6 +454,9 @@ static void test_bad_members(void **state)
         {"\"continue_final_message\":\"x\"", "continue_final_message", "a string"},
         {"\"tools\":{}", "tools", "an object"},
         {"\"tools\":[5]", "tools[0]", "object"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\","
+         "\"function\":{\"name\":\"functions.f\"}}]",
+         "tools[1].function.name", "'f' is the name of tools[0]"},
         {"\"tools\":[{\"type\":\"web_search\"}]", "tools[0]", "web_search"},
         {"\"tools\":[{\"type\":\"function\"}]", "tools[0].function", "object"},
         {"\"tools\":[{\"type\":\"function\",\"function\":{}}]", "tools[0].function.name",
@@ -548,6 +551,13 @@ static void test_bad_json(void **state)
         {"{" MESSAGES ",\"temperature\":NaN}", "JSON"},
         {"{" MESSAGES ",\"temperature\":Infinity}", "JSON"},
         {"{" MESSAGES ",}", "JSON"},
+        {"{" MESSAGES ",\"temperature\":01}", "written"},
+        {"{" MESSAGES ",\"temperature\":1.}", "written"},
+        {"{" MESSAGES ",\"temperature\":1.e1}", "written"},
+        {"{" MESSAGES ",\"temperature\":1e}", "written"},
+        {"{" MESSAGES ",\"temperature\":-}", "written"},
+        {"{" MESSAGES ",\"temperature\":1-1}", "JSON"},
+        {"{" MESSAGES ",\"x\":[0,-007]}", "written"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\"}]}", "UTF-8"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xed\xa0\x80\"}]}", "UTF-8"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\"}]}", "NUL"},
@@ -604,6 +614,27 @@ static void test_not_a_nul(void **state)
         parse("{\"messages\":[{\"role\":\"user\",\"content\":\"\\\\u0000\"}]}", &g, &err), TD_OK);
     assert_text(g.chat.messages[0].content, "\\u0000");
     generation_free(&g);
+}
+
+/* Of two members the first would be read here, and the last by most others. */
+static void test_members_come_once(void **state)
+{
+    static const char twice[] = "{\"n\":1," MESSAGES ",\"n\":1}";
+    td_buf b = {0};
+    generation g;
+    td_error err = {0};
+
+    (void)state;
+    check_bad(twice, sizeof twice - 1, "n", "has 'n' twice");
+    for (size_t n = 1; n < OPENAI_MAX_MEMBERS; n++)
+        td_buf_fmt(&b, "%s\"k%zu\":1E+2", n > 1 ? "," : "{" MESSAGES ",", n);
+    td_buf_byte(&b, '}');
+    assert_int_equal(parse(b.ptr, &g, &err), TD_OK);
+    generation_free(&g);
+    b.len--;
+    td_buf_str(&b, ",\"k\":-0.5e-7}");
+    check_bad(b.ptr, b.len, "", "more than 1024 members");
+    td_buf_free(&b);
 }
 
 static void fill(td_buf *b, const char *text, size_t times)
@@ -736,6 +767,7 @@ int main(void)
         cmocka_unit_test(test_bad_json),
         cmocka_unit_test(test_half_pairs_are_replaced),
         cmocka_unit_test(test_not_a_nul),
+        cmocka_unit_test(test_members_come_once),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_counts),
