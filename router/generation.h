@@ -40,7 +40,8 @@ typedef struct generation {
 
     struct guided *guide; /* what the answer is held to, once generation_guide() has made it */
 
-    bool stream; /* how the answer goes out; of no interest to the request itself */
+    bool hide_reasoning; /* it is made and counted, and not sent */
+    bool stream;         /* how the answer goes out; of no interest to the request itself */
     bool include_usage;
 } generation;
 

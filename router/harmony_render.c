@@ -309,7 +309,8 @@ static td_status check_tool_choice(const chat *c, td_error *err)
     for (size_t i = 0; i < c->n_tools; i++)
         if (td_slice_eq(chat_bare_name(c->tools[i].name), name))
             return TD_OK;
-    return td_fail_param(err, "tool_choice", "names the function '%.*s', which is not in tools",
+    return td_fail_param(err, "tool_choice",
+                         "tool_choice names the function '%.*s', which is not in tools",
                          chat_shown(name), name.ptr ? name.ptr : "");
 }
 

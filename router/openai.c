@@ -321,6 +321,23 @@ td_status openai_take_common(const cJSON *root, const openai_defaults *d, genera
     return st;
 }
 
+/* How vLLM's clients say it: whether reasoning is sent, and whether a new message is begun, which
+ * can only be the other side of continue_final_message. */
+static td_status take_template(const cJSON *root, generation *g, td_error *err)
+{
+    bool reasoning = true, begin = !g->chat.continue_final;
+    td_status st = take_bool(root, "include_reasoning", &reasoning, err);
+
+    if (st == TD_OK)
+        st = take_bool(root, "add_generation_prompt", &begin, err);
+    if (st == TD_OK && begin == g->chat.continue_final)
+        st = td_fail_param(err, "add_generation_prompt",
+                           "add_generation_prompt must be %s continue_final_message",
+                           begin ? "false with" : "true without");
+    g->hide_reasoning = !reasoning;
+    return st;
+}
+
 td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d, generation *g,
                             td_error *err)
 {
@@ -349,6 +366,8 @@ td_status openai_parse_chat(const char *body, size_t n, const openai_defaults *d
         st = take_logprobs(root, g, err);
     if (st == TD_OK)
         st = take_bool(root, "continue_final_message", &g->chat.continue_final, err);
+    if (st == TD_OK)
+        st = take_template(root, g, err);
     if (st == TD_OK)
         st = openai_check_chat(root, err);
     if (st == TD_OK)

@@ -17,7 +17,8 @@ static bool fits(const cJSON *v, openai_only only)
     case ONLY_TRUE: return cJSON_IsTrue(v);
     case ONLY_ZERO: return cJSON_IsNumber(v) && v->valuedouble == 0;
     case ONLY_ONE: return cJSON_IsNumber(v) && v->valuedouble == 1;
-    case ONLY_EMPTY: return is_word(v, "") || (cJSON_IsArray(v) && v->child == NULL);
+    case ONLY_EMPTY:
+        return is_word(v, "") || ((cJSON_IsArray(v) || cJSON_IsObject(v)) && v->child == NULL);
     case ONLY_TEXT:
         return cJSON_IsArray(v) && cJSON_GetArraySize(v) == 1 && is_word(v->child, "text");
     case ONLY_PLAIN: return is_word(v, "auto") || is_word(v, "default");
@@ -53,9 +54,64 @@ td_status openai_check_rules(const cJSON *root, const openai_rule *rules, size_t
     return TD_OK;
 }
 
+td_status openai_check_foreign(const cJSON *root, td_error *err)
+{
+    static const char guided[] =
+        "use response_format of /v1/chat/completions, or text.format of /v1/responses";
+    static const char count[] = "it is max_tokens, max_completion_tokens or max_output_tokens here";
+    static const char sampling[] = "use temperature, top_p and top_k";
+    static const char ids[] = "log-probabilities have tokens as text and as bytes";
+    static const openai_rule rules[] = {
+        {"prompt_logprobs", ONLY_NOTHING, "log-probabilities are those of the answer"},
+        {"return_tokens_as_token_ids", ONLY_FALSE, ids},
+        {"return_token_ids", ONLY_FALSE, ids},
+        {"return_hidden_states", ONLY_FALSE, "answers are text"},
+        {"min_p", ONLY_ZERO, "use top_p or top_k"},
+        {"top_a", ONLY_ZERO, sampling},
+        {"typical_p", ONLY_ONE, sampling},
+        {"tfs_z", ONLY_ONE, sampling},
+        {"mirostat", ONLY_ZERO, sampling},
+        {"dynatemp_range", ONLY_ZERO, sampling},
+        {"min_tokens", ONLY_ZERO, "an answer ends where the model ends it"},
+        {"max_new_tokens", ONLY_NOTHING, count},
+        {"n_predict", ONLY_NOTHING, count},
+        {"repetition_penalty", ONLY_ONE, "use frequency_penalty and presence_penalty"},
+        {"length_penalty", ONLY_ONE, "answers are sampled, not searched for"},
+        {"use_beam_search", ONLY_FALSE, "answers are sampled, not searched for"},
+        {"stop_token_ids", ONLY_EMPTY, "use stop"},
+        {"stop_regex", ONLY_EMPTY, "use stop"},
+        {"no_stop_trim", ONLY_FALSE, "an answer ends before its stop string"},
+        {"include_stop_str_in_output", ONLY_FALSE, "an answer ends before its stop string"},
+        {"bad_words", ONLY_EMPTY, "use logit_bias"},
+        {"allowed_token_ids", ONLY_EMPTY, "use logit_bias"},
+        {"logits_processors", ONLY_EMPTY, "use logit_bias"},
+        {"custom_logit_processor", ONLY_NOTHING, "use logit_bias"},
+        {"skip_special_tokens", ONLY_TRUE, "special tokens are not shown"},
+        {"add_special_tokens", ANY_BOOL,
+         NULL}, /* the vocabulary has none that prompts begin with */
+        {"truncate_prompt_tokens", ONLY_NOTHING, "a prompt that is too long is refused, not cut"},
+        {"priority", ONLY_ZERO, "requests are served in the order in which they come"},
+        {"lora_path", ONLY_NOTHING, "there are no adapters"},
+        {"kv_transfer_params", ONLY_NOTHING, "the router places requests"},
+        {"bootstrap_host", ONLY_NOTHING, "the router places requests"},
+        {"guided_json", ONLY_NOTHING, guided},
+        {"guided_regex", ONLY_NOTHING, guided},
+        {"guided_choice", ONLY_NOTHING, guided},
+        {"guided_grammar", ONLY_NOTHING, guided},
+        {"guided_whitespace_pattern", ONLY_NOTHING, guided},
+        {"guided_decoding_backend", ONLY_NOTHING, guided},
+        {"structured_outputs", ONLY_NOTHING, guided},
+        {"json_schema", ONLY_NOTHING, guided},
+        {"grammar", ONLY_NOTHING, guided},
+        {"regex", ONLY_NOTHING, guided},
+        {"ebnf", ONLY_NOTHING, guided},
+    };
+
+    return openai_check_rules(root, rules, sizeof rules / sizeof *rules, err);
+}
+
 td_status openai_check_common(const cJSON *root, td_error *err)
 {
-    static const char guided[] = "use response_format of /v1/chat/completions";
     static const openai_rule rules[] = {
         {"user", ANY_STRING, NULL},
         {"safety_identifier", ANY_STRING, NULL},
@@ -65,26 +121,10 @@ td_status openai_check_common(const cJSON *root, td_error *err)
         {"service_tier", ONLY_PLAIN, "there is one tier, which auto and default stand for"},
         {"best_of", ONLY_ONE, "answers that are made are given too; use n"},
         {"echo", ONLY_FALSE, "the prompt is not repeated in the answer"},
-        {"prompt_logprobs", ONLY_NOTHING, "log-probabilities are those of the answer"},
-        {"min_p", ONLY_ZERO, "use top_p or top_k"},
-        {"min_tokens", ONLY_ZERO, "an answer ends where the model ends it"},
-        {"repetition_penalty", ONLY_ONE, "use frequency_penalty and presence_penalty"},
-        {"length_penalty", ONLY_ONE, "answers are sampled, not searched for"},
-        {"use_beam_search", ONLY_FALSE, "answers are sampled, not searched for"},
-        {"stop_token_ids", ONLY_EMPTY, "use stop"},
-        {"bad_words", ONLY_EMPTY, "use logit_bias"},
-        {"allowed_token_ids", ONLY_EMPTY, "use logit_bias"},
-        {"include_stop_str_in_output", ONLY_FALSE, "an answer ends before its stop string"},
-        {"skip_special_tokens", ONLY_TRUE, "special tokens are not shown"},
-        {"truncate_prompt_tokens", ONLY_NOTHING, "a prompt that is too long is refused, not cut"},
-        {"guided_json", ONLY_NOTHING, guided},
-        {"guided_regex", ONLY_NOTHING, guided},
-        {"guided_choice", ONLY_NOTHING, guided},
-        {"guided_grammar", ONLY_NOTHING, guided},
-        {"structured_outputs", ONLY_NOTHING, guided},
     };
+    td_status st = openai_check_rules(root, rules, sizeof rules / sizeof *rules, err);
 
-    return openai_check_rules(root, rules, sizeof rules / sizeof *rules, err);
+    return st == TD_OK ? openai_check_foreign(root, err) : st;
 }
 
 td_status openai_check_chat(const cJSON *root, td_error *err)
@@ -101,7 +141,12 @@ td_status openai_check_chat(const cJSON *root, td_error *err)
         {"prompt", ONLY_NOTHING, "this endpoint takes messages; /v1/completions takes a prompt"},
         {"input", ONLY_NOTHING, "this endpoint takes messages; /v1/responses takes input"},
         {"chat_template", ONLY_NOTHING, "conversations are rendered as Harmony"},
-        {"chat_template_kwargs", ONLY_NOTHING, "use reasoning_effort and tools"},
+        {"chat_template_kwargs", ONLY_EMPTY, "use reasoning_effort and tools"},
+        {"separate_reasoning", ONLY_TRUE, "reasoning is never a part of content"},
+        {"stream_reasoning", ONLY_TRUE, "a stream has all as it comes"},
+        {"reasoning", ONLY_NOTHING, "it is reasoning_effort here"},
+        {"thinking", ONLY_NOTHING, "it is reasoning_effort here"},
+        {"enable_thinking", ONLY_TRUE, "the model always thinks: reasoning_effort says how much"},
         {"documents", ONLY_NOTHING, "put them into messages"},
     };
 

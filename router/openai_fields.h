@@ -18,7 +18,7 @@ typedef enum openai_only {
     ONLY_TRUE,
     ONLY_ZERO,
     ONLY_ONE,
-    ONLY_EMPTY, /* a string or an array */
+    ONLY_EMPTY, /* a string, an array or an object */
     ONLY_TEXT,  /* ["text"] */
     ONLY_PLAIN, /* "auto" or "default" */
     ANY_BOOL,
@@ -35,6 +35,9 @@ typedef struct openai_rule {
 /* TD_INVALID with the first field that breaks its rule. */
 TD_MUST_CHECK td_status openai_check_rules(const cJSON *root, const openai_rule *rules, size_t n,
                                            td_error *err);
+
+/* Sampling fields and others of servers that speak the same APIs; part of openai_check_common(). */
+TD_MUST_CHECK td_status openai_check_foreign(const cJSON *root, td_error *err);
 
 /* What /v1/chat/completions and /v1/completions have in common: fields of OpenAI's that have no
  * effect, and sampling fields of other servers. */

@@ -30,7 +30,8 @@ static void on_text(void *user, harmony_kind kind, td_slice text)
     if (q->stop_string_hit || q->cancel_wanted)
         return;
     if (kind == HARMONY_REASONING) {
-        q->answer.on_reasoning(q->user, text);
+        if (!q->g.hide_reasoning)
+            q->answer.on_reasoning(q->user, text);
         return;
     }
     q->stop_string_hit = stop_strings_push(q->stops, text, &ready);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "router/harmony_tools.h"
+#include "router/openai_fields.h"
 #include "router/openai_json.h"
 
 enum { MAX_METADATA = 16, MAX_METADATA_KEY = 64, MAX_METADATA_VALUE = 512 };
@@ -59,7 +60,7 @@ static td_status refuse_unsupported(const cJSON *root, td_error *err)
         return td_fail_param(err, fields[i].name, "%s is not supported: %s", fields[i].name,
                              fields[i].why);
     }
-    return TD_OK;
+    return openai_check_foreign(root, err);
 }
 
 /* ---- the fields ---- */
@@ -87,6 +88,16 @@ static td_status take_label(const cJSON *root, const char *name, td_buf *echo, t
     return TD_OK;
 }
 
+/* Of valid UTF-8. */
+static size_t characters(const char *text)
+{
+    size_t n = 0;
+
+    for (; *text != '\0'; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
 static td_status take_metadata(const cJSON *root, td_buf *echo, td_error *err)
 {
     const cJSON *o = openai_field(root, "metadata"), *v;
@@ -103,11 +114,11 @@ static td_status take_metadata(const cJSON *root, td_buf *echo, td_error *err)
         return td_fail_param(err, "metadata", "metadata may have at most %d members", MAX_METADATA);
     cJSON_ArrayForEach(v, o)
     {
-        if (!cJSON_IsString(v) || strlen(v->string) > MAX_METADATA_KEY ||
-            strlen(v->valuestring) > MAX_METADATA_VALUE)
+        if (!cJSON_IsString(v) || characters(v->string) > MAX_METADATA_KEY ||
+            characters(v->valuestring) > MAX_METADATA_VALUE)
             return td_fail_param(err, "metadata",
-                                 "metadata[\"%.*s\"]: names have at most %d bytes, values are "
-                                 "strings of at most %d",
+                                 "metadata[\"%.*s\"]: names have at most %d characters, values "
+                                 "are strings of at most %d",
                                  chat_shown(td_slice_of(v->string)), v->string, MAX_METADATA_KEY,
                                  MAX_METADATA_VALUE);
     }

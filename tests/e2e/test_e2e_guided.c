@@ -128,6 +128,24 @@ static void test_a_schema_holds_whatever_is_drawn(cluster *c)
     assert_true(process_metric(few_at_a_time, "tandem:request_continuations_total") > 8);
 }
 
+static void test_reasoning_can_be_left_out(cluster *c)
+{
+    for (int stream = 0; stream < 2; stream++) {
+        want w = seeded(FORMAT(PLAN), 1);
+        ask with, without;
+
+        w.stream = stream;
+        ask_whole(&with, cluster_port(c), &w);
+        w.extra = FORMAT(PLAN) ",\"include_reasoning\":false";
+        ask_whole(&without, cluster_port(c), &w);
+        ask_assert_good(&without);
+        assert_true(with.reasoning.len > 0 && without.reasoning.len == 0);
+        assert_true(with.content.len > 0 && with.content.len == without.content.len);
+        ask_free(&with);
+        ask_free(&without);
+    }
+}
+
 static void test_json_object(cluster *c)
 {
     want w = seeded("\"response_format\":{\"type\":\"json_object\"}", 0);
@@ -400,6 +418,7 @@ int main(void)
     const struct CMUnitTest shared[] = {
         E2E_SHARED(test_a_schema_holds_whatever_is_drawn),
         E2E_SHARED(test_json_object),
+        E2E_SHARED(test_reasoning_can_be_left_out),
         E2E_SHARED(test_calls_that_must_come),
         E2E_SHARED(test_calls_that_must_not_come),
         E2E_SHARED(test_masks_beside_what_else_a_request_wants),

@@ -341,6 +341,26 @@ static void test_response_formats(void **state)
 
 /* ---- mistakes ---- */
 
+/* What asks for what happens anyway is taken; of two of vLLM's, what they say is done. */
+static void test_fields_of_other_servers(void **state)
+{
+    generation g;
+
+    (void)state;
+    parse_with("\"chat_template_kwargs\":{},\"enable_thinking\":true,\"min_p\":0,\"top_a\":0.0,"
+               "\"typical_p\":1.0,\"separate_reasoning\":true,\"add_special_tokens\":true,"
+               "\"stop_token_ids\":[],\"grammar\":null,\"add_generation_prompt\":true,"
+               "\"include_reasoning\":true",
+               &g);
+    assert_false(g.hide_reasoning);
+    generation_free(&g);
+    parse_with("\"include_reasoning\":false,\"add_generation_prompt\":false,"
+               "\"continue_final_message\":true",
+               &g);
+    assert_true(g.hide_reasoning && g.chat.continue_final);
+    generation_free(&g);
+}
+
 static void check_bad(const char *body, size_t n, const char *param, const char *says)
 {
     generation g;
@@ -444,6 +464,18 @@ static void test_bad_members(void **state)
         {"\"stop_token_ids\":[5]", "stop_token_ids", "use stop"},
         {"\"skip_special_tokens\":false", "skip_special_tokens", "not shown"},
         {"\"guided_json\":{}", "guided_json", "response_format"},
+        {"\"grammar\":\"root ::= x\"", "grammar", "response_format"},
+        {"\"return_token_ids\":true", "return_token_ids", "as bytes"},
+        {"\"max_new_tokens\":5", "max_new_tokens", "max_tokens"},
+        {"\"chat_template_kwargs\":{\"enable_thinking\":false}", "chat_template_kwargs",
+         "reasoning_effort"},
+        {"\"enable_thinking\":false", "enable_thinking", "reasoning_effort"},
+        {"\"reasoning\":{\"effort\":\"low\"}", "reasoning", "reasoning_effort"},
+        {"\"separate_reasoning\":false", "separate_reasoning", "never a part"},
+        {"\"include_reasoning\":1", "include_reasoning", "a number"},
+        {"\"add_generation_prompt\":false", "add_generation_prompt", "must be true without"},
+        {"\"add_generation_prompt\":true,\"continue_final_message\":true", "add_generation_prompt",
+         "must be false with"},
         {"\"prompt\":\"x\"", "prompt", "/v1/completions"},
         {"\"input\":\"x\"", "input", "/v1/responses"},
         {"\"chat_template\":\"x\"", "chat_template", "Harmony"},
@@ -767,6 +799,7 @@ int main(void)
         cmocka_unit_test(test_bad_json),
         cmocka_unit_test(test_half_pairs_are_replaced),
         cmocka_unit_test(test_not_a_nul),
+        cmocka_unit_test(test_fields_of_other_servers),
         cmocka_unit_test(test_members_come_once),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_depth),

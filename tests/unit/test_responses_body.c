@@ -218,6 +218,8 @@ static void test_mistakes_are_named(void **state)
         {"{" HI "\"stream_options\":{}}", "stream_options", "stream: true"},
         {"{" HI "\"metadata\":[]}", "metadata", "an array"},
         {"{" HI "\"metadata\":{\"a\":1}}", "metadata", "\"a\""},
+        {"{" HI "\"min_p\":0.5}", "min_p", "top_p"},
+        {"{" HI "\"guided_json\":{}}", "guided_json", "text.format"},
         {"{" HI "\"reasoning\":\"low\"}", "reasoning", "a string"},
         {"{" HI "\"reasoning\":{\"effort\":\"none\"}}", "reasoning.effort", "low"},
         {"{" HI "\"reasoning\":{\"summary\":\"long\"}}", "reasoning.summary", "concise"},
