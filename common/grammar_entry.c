@@ -29,7 +29,8 @@ struct gr_cache {
     pthread_mutex_t lock;
     gr_entry **slots;
     size_t n, n_slots, bytes;
-    size_t most; /* bytes; entries past it are made and dropped */
+    size_t most;     /* bytes; entries past it are made and dropped */
+    gr_alike *alike; /* of the grammar's states; made when the first entry is */
 };
 
 gr_cache *gr_cache_create(size_t bytes)
@@ -67,6 +68,7 @@ void gr_cache_free(gr_cache *c)
         }
     }
     free(c->slots);
+    gr_alike_free(c->alike);
     pthread_mutex_destroy(&c->lock);
     free(c);
 }
@@ -138,6 +140,10 @@ bool gr_walk_nodes(gr_walk *w, uint32_t lo, uint32_t hi, uint32_t base, size_t f
         uint32_t d = node->depth - base;
         size_t made;
 
+        if (node->reach <= w->skip) {
+            i = node->next;
+            continue;
+        }
         /* Sets of deeper nodes that came before this one are over. */
         r->n = w->begin[d];
         gr_run_cut_frames(r, w->frames[d - 1]);
@@ -296,10 +302,67 @@ static bool fill_by_count(gr_entry *e, const gr_entry *whole, const td_token_set
     return true;
 }
 
-/* whole: the entry of the same state without bounds, if that is a plain string's. NULL: no memory.
- */
+/* Whether two entries have the same exits; order is of no interest. */
+static bool same_exits(const gr_entry *a, const gr_entry *b, const gr_trie *t)
+{
+    uint8_t *in = a->n_exits == b->n_exits ? calloc(t->n_nodes / 8 + 1, 1) : NULL;
+    bool same = in != NULL;
+
+    for (size_t i = 0; same && i < a->n_exits; i++)
+        in[a->exits[i] / 8] |= (uint8_t)(1u << a->exits[i] % 8);
+    for (size_t i = 0; same && i < b->n_exits; i++)
+        same = (in[b->exits[i] / 8] >> b->exits[i] % 8 & 1) != 0;
+    free(in);
+    return same;
+}
+
+/* From the entry of a state that is alike to gr_depths[j] bytes: longer tokens alone are tried. */
+static bool fill_by_alike(gr_entry *e, const gr_entry *base, int j, const td_grammar *g,
+                          const td_token_set *tokens, const gr_config *c, uint32_t *mask)
+{
+    const uint32_t *brief = tokens->brief[j];
+    const gr_trie *t = &tokens->trie;
+    gr_run r;
+    gr_walk w = {0};
+    bool ok;
+
+    for (size_t i = 0; base->dense != NULL && i < tokens->words; i++)
+        mask[i] = base->dense[i] & brief[i];
+    for (size_t i = 0; i < base->n_list; i++) {
+        uint32_t word = (uint32_t)base->list[i] / 32, bit = 1u << base->list[i] % 32;
+
+        mask[word] |= brief[word] & bit;
+    }
+    for (size_t i = 0; i < base->n_exits; i++) {
+        if (t->nodes[base->exits[i]].reach <= gr_depths[j] && !note_exit(e, base->exits[i], 0))
+            return false;
+    }
+    if (!gr_run_init(&r, g))
+        return false;
+    r.at[r.n++] = (gr_config){c->state, c->need, c->room, 0};
+    ok = gr_walk_init(&w, &r, t, mask);
+    w.exits = e;
+    w.skip = (uint8_t)gr_depths[j];
+    ok = ok && gr_walk_nodes(&w, 0, t->n_nodes, 0, 0, 1);
+    gr_walk_fini(&w);
+    gr_run_fini(&r);
+    if (base->shares != NULL)
+        base = base->shares;
+    if (ok && base->joined && same_exits(e, base, t))
+        e->shares = base;
+    return ok;
+}
+
+/* What an entry can be made from. */
+typedef struct source {
+    const gr_entry *whole; /* of the same state without bounds, if that is a plain string's */
+    const gr_entry *alike; /* of a state that is alike to gr_depths[j] bytes */
+    int j;
+} source;
+
+/* NULL: no memory. */
 static gr_entry *make_entry(const td_grammar *g, const td_token_set *tokens, const gr_config *c,
-                            const gr_entry *whole)
+                            const source *from)
 {
     gr_entry *e = calloc(1, sizeof *e);
     uint32_t *mask = calloc(tokens->words + 1, sizeof *mask);
@@ -308,9 +371,13 @@ static gr_entry *make_entry(const td_grammar *g, const td_token_set *tokens, con
     if (ok) {
         *e = (gr_entry){
             .serial = tokens->serial, .state = c->state, .need = c->need, .room = c->room};
-        ok = whole != NULL ? fill_by_count(e, whole, tokens, c, mask)
-                           : fill_by_walk(e, g, tokens, *c, mask);
-        ok = ok && join(e, &tokens->trie);
+        if (from->whole != NULL)
+            ok = fill_by_count(e, from->whole, tokens, c, mask);
+        else if (from->alike != NULL)
+            ok = fill_by_alike(e, from->alike, from->j, g, tokens, c, mask);
+        else
+            ok = fill_by_walk(e, g, tokens, *c, mask);
+        ok = ok && (e->shares != NULL || join(e, &tokens->trie));
         if (e->used == NULL) { /* no other entry will be made from this one */
             free(e->exit_used);
             e->exit_used = NULL;
@@ -373,6 +440,37 @@ static bool grow_slots(gr_cache *c)
     return true;
 }
 
+/* Under the lock: the entry of a state that is alike for as long as possible; NULL: none. */
+static const gr_entry *alike_entry(gr_cache *cache, const td_grammar *g, const td_token_set *tokens,
+                                   const gr_config *c, int *j)
+{
+    const gr_alike *a;
+
+    if ((size_t)c->state < g->n_prelude || c->need > 0 || c->room != GR_ANY)
+        return NULL;
+    if (cache->alike == NULL)
+        cache->alike = gr_alike_create(g); /* without memory for it: another time */
+    a = cache->alike;
+    for (*j = a == NULL ? -1 : a->n - 1; *j >= 0 && a->of[*j][c->state] >= 0; --*j) {
+        gr_config k = {a->made[*j][a->of[*j][c->state]], 0, GR_ANY, 0};
+        const gr_entry *e = k.state < 0 ? NULL : find(cache, tokens->serial, &k);
+
+        if (e != NULL)
+            return e;
+    }
+    return NULL;
+}
+
+static void note_made(gr_cache *cache, const gr_config *c)
+{
+    const gr_alike *a = cache->alike;
+
+    if (a == NULL || c->need > 0 || c->room != GR_ANY)
+        return;
+    for (int j = 0; j < a->n && a->of[j][c->state] >= 0; j++)
+        a->made[j][a->of[j][c->state]] = c->state;
+}
+
 /* The entry of a place, made if there is none. *own: it is the caller's to free, the cache being
  * full. NULL: no memory. */
 gr_entry *gr_entry_of(const td_grammar *g, const td_token_set *tokens, gr_config c, bool *own)
@@ -380,6 +478,7 @@ gr_entry *gr_entry_of(const td_grammar *g, const td_token_set *tokens, gr_config
     gr_cache *cache = (size_t)c.state < g->n_prelude ? tokens->cache : g->cache;
     uint32_t longest = tokens->trie.max_depth;
     gr_entry *e, *made, *whole = NULL;
+    source from = {0};
     bool own_whole = false;
 
     *own = false;
@@ -389,13 +488,16 @@ gr_entry *gr_entry_of(const td_grammar *g, const td_token_set *tokens, gr_config
         c.room = GR_ANY;
     pthread_mutex_lock(&cache->lock);
     e = find(cache, tokens->serial, &c);
+    if (e == NULL)
+        from.alike = alike_entry(cache, g, tokens, &c, &from.j);
     pthread_mutex_unlock(&cache->lock);
     if (e != NULL)
         return e;
     if (in_string(g, c.state) && (c.need > 0 || c.room != GR_ANY) &&
         (whole = gr_entry_of(g, tokens, (gr_config){c.state, 0, GR_ANY, 0}, &own_whole)) == NULL)
         return NULL;
-    made = make_entry(g, tokens, &c, whole);
+    from.whole = whole;
+    made = make_entry(g, tokens, &c, &from);
     if (own_whole)
         gr_entry_free(whole);
     if (made == NULL)
@@ -410,6 +512,7 @@ gr_entry *gr_entry_of(const td_grammar *g, const td_token_set *tokens, gr_config
         *head = made;
         cache->n++;
         cache->bytes += entry_bytes(made, tokens);
+        note_made(cache, &c);
         e = made;
         made = NULL;
     }

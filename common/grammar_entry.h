@@ -17,6 +17,7 @@ typedef struct gr_entry {
     size_t n_exits, cap_exits;
     gr_trie rests; /* what follows at the exits, if joined */
     bool joined;
+    const struct gr_entry *shares; /* the entry whose rests are the same, in the same cache */
     /* Of plain strings without bounds: characters that a token adds, and those before an exit. */
     uint16_t *used, *exit_used;
 } gr_entry;
@@ -37,6 +38,7 @@ typedef struct gr_walk {
     uint32_t *frames;
     uint16_t *used; /* as gr_entry's, or NULL; what there is at each depth: */
     uint16_t *depth_used;
+    uint8_t skip; /* nodes that reach no deeper are left out */
 } gr_walk;
 
 /* False: no memory; gr_walk_fini() is due either way. */
@@ -46,5 +48,15 @@ void gr_walk_fini(gr_walk *w);
 /* Set the bit of every token in nodes lo..hi, which are below depth `base`, that can follow the set
  * at[first..first + n), the last one of r. The run is left as it was. False: no memory. */
 bool gr_walk_nodes(gr_walk *w, uint32_t lo, uint32_t hi, uint32_t base, size_t first, size_t n);
+
+/* Classes of states that are alike, by depth; and which state of a class has an entry. */
+typedef struct gr_alike {
+    int32_t *of[GR_DEPTHS];   /* class of each state; -1: it takes no part */
+    int32_t *made[GR_DEPTHS]; /* a state of each class whose entry is there; -1: none */
+    int n;                    /* depths that are known */
+} gr_alike;
+
+gr_alike *gr_alike_create(const td_grammar *g); /* NULL: no memory */
+void gr_alike_free(gr_alike *a);
 
 #endif

@@ -226,6 +226,7 @@ typedef struct gr_node {
     uint32_t token; /* index into ids of the first token at or below it */
     uint16_t depth; /* bytes up to and with this one */
     uint8_t byte;
+    uint8_t reach; /* depth of the deepest node at or below it; 255: that or more */
 } gr_node;
 
 /* In preorder, which is the order of bytes. The tokens that end at node i are
@@ -248,12 +249,17 @@ typedef struct gr_piece {
 bool gr_trie_build(gr_trie *t, gr_piece *pieces, size_t n);
 void gr_trie_fini(gr_trie *t);
 
+/* Lengths for which states may be known to be alike (grammar_alike.c). */
+enum { GR_DEPTHS = 5 };
+extern const uint16_t gr_depths[GR_DEPTHS];
+
 struct td_token_set {
     gr_trie trie;
     int n;
     size_t words;
-    uint64_t serial; /* no two sets of a process have the same */
-    gr_cache *cache; /* of masks of the prelude's states */
+    uint64_t serial;            /* no two sets of a process have the same */
+    uint32_t *brief[GR_DEPTHS]; /* masks of the tokens of at most gr_depths[j] bytes */
+    gr_cache *cache;            /* of masks of the prelude's states */
 };
 
 /* One that keeps at most so many bytes. NULL: no memory. */

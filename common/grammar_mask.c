@@ -87,7 +87,8 @@ static void add_inside(const gr_entry *e, uint32_t *mask, size_t words)
 /* Tokens that leave the rule of a place whose frame is `stack`. */
 static bool add_leaving(td_matcher *m, const gr_entry *e, uint32_t stack, uint32_t *mask)
 {
-    const gr_trie *t = e->joined ? &e->rests : &m->tokens->trie;
+    const gr_entry *rests = e->shares != NULL ? e->shares : e;
+    const gr_trie *t = rests->joined ? &rests->rests : &m->tokens->trie;
     gr_run *r = &m->run;
     uint32_t frames = r->n_frames;
     size_t first = r->n, n;
@@ -98,7 +99,7 @@ static bool add_leaving(td_matcher *m, const gr_entry *e, uint32_t stack, uint32
         return true;
     n = gr_run_pop(r, stack);
     ok = gr_walk_init(&w, r, t, mask) && !r->oom;
-    if (ok && n > 0 && e->joined) {
+    if (ok && n > 0 && rests->joined) {
         ok = gr_walk_nodes(&w, 0, t->n_nodes, 0, first, n);
     } else {
         for (size_t i = 0; ok && n > 0 && i < e->n_exits; i++) {

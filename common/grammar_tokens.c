@@ -56,14 +56,20 @@ bool gr_trie_build(gr_trie *t, gr_piece *pieces, size_t n)
     for (size_t i = 0; i <= n; i++) {
         uint32_t keep = i > 0 && i < n ? common_prefix(&pieces[i - 1], &pieces[i]) : 0;
 
-        while (depth > keep)
-            t->nodes[path[--depth]].next = t->n_nodes;
+        while (depth > keep) {
+            gr_node *node = &t->nodes[path[--depth]];
+
+            node->next = t->n_nodes;
+            if (depth > 0 && t->nodes[path[depth - 1]].reach < node->reach)
+                t->nodes[path[depth - 1]].reach = node->reach;
+        }
         if (i == n)
             break;
         for (; depth < pieces[i].length; depth++) {
             path[depth] = t->n_nodes;
             t->nodes[t->n_nodes++] = (gr_node){.token = (uint32_t)i,
                                                .depth = (uint16_t)(depth + 1),
+                                               .reach = (uint8_t)(depth < 254 ? depth + 1 : 255),
                                                .byte = pieces[i].bytes[depth]};
         }
         t->ids[t->n_ids++] = pieces[i].id;
@@ -78,6 +84,20 @@ void gr_trie_fini(gr_trie *t)
     free(t->nodes);
     free(t->ids);
     *t = (gr_trie){0};
+}
+
+static bool brief(td_token_set *t, const uint32_t *lengths)
+{
+    for (int j = 0; j < GR_DEPTHS; j++) {
+        t->brief[j] = calloc(t->words + 1, sizeof *t->brief[j]);
+        if (t->brief[j] == NULL)
+            return false;
+        for (int i = 0; i < t->n; i++) {
+            if (lengths[i] <= gr_depths[j])
+                t->brief[j][i / 32] |= 1u << i % 32;
+        }
+    }
+    return true;
 }
 
 td_status td_token_set_create(const uint8_t *const *pieces, const uint32_t *lengths, int n,
@@ -105,7 +125,7 @@ td_status td_token_set_create(const uint8_t *const *pieces, const uint32_t *leng
         t->words = ((size_t)(n > 0 ? n : 0) + 31) / 32;
         t->serial = ++serials;
         t->cache = gr_cache_create(CACHE_BYTES);
-        ok = t->cache != NULL && gr_trie_build(&t->trie, list, n_list);
+        ok = t->cache != NULL && gr_trie_build(&t->trie, list, n_list) && brief(t, lengths);
     }
     free(list);
     if (!ok || td_grammar_any_value(&json, err) != TD_OK) {
@@ -125,6 +145,8 @@ void td_token_set_free(td_token_set *t)
     if (t == NULL)
         return;
     gr_trie_fini(&t->trie);
+    for (int j = 0; j < GR_DEPTHS; j++)
+        free(t->brief[j]);
     gr_cache_free(t->cache);
     free(t);
 }

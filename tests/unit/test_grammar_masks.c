@@ -263,6 +263,52 @@ static void test_bounds(void **state)
     }
 }
 
+/* States of a pattern that differ late: masks of one are made from those of another, in whatever
+ * order they are met. */
+static void test_states_that_are_alike(void **state)
+{
+    static const struct {
+        const char *pattern, *item;
+        int n;
+    } cases[] = {
+        {"^.{1,40}$", "a", 40},
+        {"^.{1,40}$", "\xc3\xa9", 40},
+        {"^[a-z\\\\x22]{5,30}$", "z", 30},
+        {"^(ab?,){3,20}x*$", "ab,", 20},
+        {"^[^b]{3}(a|[b-z]{9}){0,4}\\\\n.{0,20}$", "a", 6},
+        {"^(aa|\\\\x22b){0,12}$", "aa", 12},
+        {"^\\\\S{2,12} .{2,12}$", "a", 12},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int step = 1; step < 30; step += 6) { /* orders in which states are met */
+            td_grammar *g = NULL;
+            td_error err;
+            td_buf schema = {0}, text = {0};
+
+            td_buf_fmt(&schema, "{\"type\":\"array\",\"items\":{\"pattern\":\"%s\"}}",
+                       cases[i].pattern);
+            if (td_grammar_from_schema(schema.ptr, schema.len, &g, &err) != TD_OK)
+                fail_msg("%s: %s", schema.ptr, err.text);
+            for (int k = 0; k <= cases[i].n; k++) {
+                td_matcher *m = matcher(g, small.set);
+
+                td_buf_clear(&text);
+                td_buf_str(&text, "[\"");
+                for (int n = k * step % (cases[i].n + 1); n > 0; n--)
+                    td_buf_str(&text, cases[i].item);
+                assert_true(td_matcher_accept(m, (const uint8_t *)text.ptr, text.len));
+                check_mask(m, &schema, &text, text.len);
+                td_matcher_free(m);
+            }
+            td_grammar_free(g);
+            td_buf_free(&schema);
+            td_buf_free(&text);
+        }
+    }
+}
+
 /* Several threads, one grammar: they find the same masks, in a cache that all of them fill. */
 
 typedef struct reader {
@@ -394,8 +440,11 @@ static void test_o200k(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_schemas), cmocka_unit_test(test_no_dead_ends),
-        cmocka_unit_test(test_bounds),         cmocka_unit_test(test_threads_share_a_grammar),
+        cmocka_unit_test(test_random_schemas),
+        cmocka_unit_test(test_no_dead_ends),
+        cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_states_that_are_alike),
+        cmocka_unit_test(test_threads_share_a_grammar),
         cmocka_unit_test(test_o200k),
     };
 
