@@ -367,6 +367,7 @@ static bool read_event(gateway *g, const Tandem__GatewayEvent *e, gateway_event 
         out->kind = GATEWAY_FAILED;
         out->status = e->status < TD_STATUS_COUNT ? (td_status)e->status : TD_INTERNAL;
         out->text = slice(e->text);
+        out->param = slice(e->param);
         forget(g, s);
     } else if (e->finish_reason.len > 0) {
         out->kind = GATEWAY_FINISHED;

@@ -55,7 +55,7 @@ typedef enum gateway_kind {
     GATEWAY_CALL,      /* a call of a function begins: index, id, text is its name */
     GATEWAY_ARGUMENTS, /* text, of call `index` */
     GATEWAY_FINISHED,  /* text is the finish reason; usage and timings */
-    GATEWAY_FAILED,    /* status, text */
+    GATEWAY_FAILED,    /* status, text, param: the body's field at fault, if it is one's */
 } gateway_kind;
 
 typedef struct gateway_token {
@@ -67,7 +67,7 @@ typedef struct gateway_token {
 typedef struct gateway_event {
     gateway_kind kind;
     uint64_t stream;
-    td_slice text, id; /* these, and top, hold until the next call on this gateway */
+    td_slice text, id, param; /* these, and top, hold until the next call on this gateway */
     int32_t index;
     td_status status;
     /* TOKEN */

@@ -125,9 +125,11 @@ td_status td_generation_mask(td_generation *g, td_error *err)
     if (g->guide == NULL)
         return TD_OK;
     g->sampling.mask = td_guide_mask(g->guide);
-    return g->sampling.mask != NULL
-               ? TD_OK
-               : td_fail(err, TD_INTERNAL, "no token can follow in what the answer is held to");
+    if (g->sampling.mask != NULL)
+        return TD_OK;
+    if (td_guide_out_of_memory(g->guide))
+        return td_fail(err, TD_NOMEM, "no memory for a mask of tokens");
+    return td_fail(err, TD_DEADEND, "no token can follow in what the answer is held to");
 }
 
 void td_generation_count(td_generation *g, int32_t token)

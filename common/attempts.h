@@ -43,8 +43,8 @@ bool td_sampling_penalizes(const Tandem__Sampling *s);
 void td_generation_count(td_generation *g, int32_t token);
 TD_MUST_CHECK td_status td_generation_guide(td_generation *g, int32_t token, td_error *err);
 
-/* Put the mask of the next token into the sampling; without a guide there is none. TD_INTERNAL: no
- * token can follow. */
+/* Put the mask of the next token into the sampling; without a guide there is none. TD_DEADEND: no
+ * token can follow, nor could it on another worker; TD_NOMEM. */
 TD_MUST_CHECK td_status td_generation_mask(td_generation *g, td_error *err);
 
 /* The guide of a request at the end of an answer so far, with its mask computed; NULL where m is.

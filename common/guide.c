@@ -26,7 +26,7 @@ struct td_guide {
 
     uint32_t *own;        /* a mask, unless it is one of the shared */
     const uint32_t *mask; /* of this place; NULL: not computed, or there is none */
-    bool computed;
+    bool computed, oom;
     td_usec mask_us;
 };
 
@@ -215,7 +215,8 @@ static const uint32_t *compute_mask(td_guide *g)
     if (g->state == TEXT && g->matcher == NULL)
         return g->to == GUIDE_TO_FINAL ? g->guides->text_return : g->guides->text_end;
     if (g->state == TEXT) {
-        if (!td_matcher_mask(g->matcher, g->own))
+        g->oom = !td_matcher_mask(g->matcher, g->own);
+        if (g->oom)
             return NULL;
         if (td_matcher_may_end(g->matcher))
             guide_allow(g->own, control(g, end_symbol(g)));
@@ -238,6 +239,11 @@ const uint32_t *td_guide_mask(td_guide *g)
         g->computed = true;
     }
     return g->mask;
+}
+
+bool td_guide_out_of_memory(const td_guide *g)
+{
+    return g->oom;
 }
 
 td_usec td_guide_mask_us(const td_guide *g)

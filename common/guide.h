@@ -18,6 +18,7 @@
 #ifndef TANDEM_COMMON_GUIDE_H
 #define TANDEM_COMMON_GUIDE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -63,6 +64,9 @@ TD_MUST_CHECK td_status td_guide_accept(td_guide *g, int32_t token, td_error *er
  * which is when the next call computes it again. NULL: none may, a dead end (or the answer is
  * over); so a mask is never empty. */
 const uint32_t *td_guide_mask(td_guide *g);
+
+/* After a td_guide_mask() of NULL: memory was missing, so that it is no dead end. */
+bool td_guide_out_of_memory(const td_guide *g);
 
 /* What the last mask that was computed has cost. */
 td_usec td_guide_mask_us(const td_guide *g);

@@ -12,20 +12,21 @@
 #include <stddef.h>
 
 /* One table: name, HTTP status, whether another worker may be tried, what it means. */
-#define TD_STATUS_MAP(X)                                                                           \
-    X(OK, 200, false, "done")                                                                      \
-    X(PENDING, 202, false, "started; the completion will say how it ended")                        \
-    X(INVALID, 400, false, "the request or argument is wrong")                                     \
-    X(NOTFOUND, 404, false, "no such thing")                                                       \
-    X(TOOLARGE, 413, false, "over a size limit")                                                   \
-    X(BUSY, 429, true, "no room now")                                                              \
-    X(CANCELED, 499, false, "the client went away")                                                \
-    X(INTERNAL, 500, true, "a broken invariant")                                                   \
-    X(DEVICE, 500, true, "a GPU or its driver failed")                                             \
-    X(IO, 500, false, "a file or socket could not be read or written")                             \
-    X(UNAVAILABLE, 503, true, "the peer is gone or not ready")                                     \
-    X(NOMEM, 503, true, "out of host or device memory")                                            \
-    X(DEADLINE, 504, true, "too late to be useful")
+#define TD_STATUS_MAP(X) \
+    X(OK, 200, false, "done") \
+    X(PENDING, 202, false, "started; the completion will say how it ended") \
+    X(INVALID, 400, false, "the request or argument is wrong") \
+    X(NOTFOUND, 404, false, "no such thing") \
+    X(TOOLARGE, 413, false, "over a size limit") \
+    X(BUSY, 429, true, "no room now") \
+    X(CANCELED, 499, false, "the client went away") \
+    X(INTERNAL, 500, true, "a broken invariant") \
+    X(DEVICE, 500, true, "a GPU or its driver failed") \
+    X(IO, 500, false, "a file or socket could not be read or written") \
+    X(UNAVAILABLE, 503, true, "the peer is gone or not ready") \
+    X(NOMEM, 503, true, "out of host or device memory") \
+    X(DEADLINE, 504, true, "too late to be useful") \
+    X(DEADEND, 500, false, "an answer that nothing can follow, here or elsewhere")
 
 typedef enum td_status {
 #define TD_X(name, http, retry, text) TD_##name,
@@ -61,8 +62,7 @@ bool td_status_retryable(td_status s);
 
 /* An invariant of our own whose breach would give a wrong answer. On in every build; aborts with
  * the place and the expression. Never for input from outside. */
-#define td_assert(cond)                                                                            \
-    ((cond) ? (void)0 : td_assert_failed(#cond, __FILE__, __LINE__, __func__))
+#define td_assert(cond) ((cond) ? (void)0 : td_assert_failed(#cond, __FILE__, __LINE__, __func__))
 void td_assert_failed(const char *cond, const char *file, int line, const char *func)
     __attribute__((noreturn));
 

@@ -196,6 +196,7 @@ static void on_error(void *user, const td_error *err, uint32_t retry_s)
     (void)retry_s;
     e.status = err->code;
     e.text = rpc_api_binary(err->text);
+    e.param = rpc_api_binary(err->param);
     rpc_api_add_event(s, &e);
     rpc_api_drop_stream(s);
 }

@@ -320,6 +320,17 @@ static void test_gateways_get_it_too(cluster *c)
     assert_int_equal(e.kind, GATEWAY_FINISHED);
     assert_int_equal(content.len, a.content.len);
     assert_memory_equal(content.ptr, a.content.ptr, content.len);
+
+    /* A schema is looked at after the request was taken: the event names the field. */
+    w = seeded(FORMAT("{\"not\":{}}"), 1);
+    td_buf_clear(&body);
+    want_body(&w, &body);
+    assert_int_equal(gateway_generate(g, (td_slice){body.ptr, body.len}, NULL, &stream, &err),
+                     TD_OK);
+    assert_int_equal(gateway_next(g, e2e_deadline(), &e, &err), TD_OK);
+    assert_int_equal(e.kind, GATEWAY_FAILED);
+    assert_int_equal(e.status, TD_INVALID);
+    assert_true(td_slice_eq(e.param, TD_SLICE("response_format.json_schema.schema")));
     gateway_close(g);
     td_buf_free(&body);
     td_buf_free(&content);

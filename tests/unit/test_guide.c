@@ -273,14 +273,44 @@ static void test_tool_choice_decides_which_calls_may_come(void **state)
 }
 
 /* Of two functions with one name the first is meant, wherever the answer is taken up. */
+static void add_text(td_tokens *ids, const char *text)
+{
+    td_error err = {0};
+
+    assert_int_equal(
+        tokenizer_encode(harmony_tokenizer(fixture_harmony()), text, strlen(text), ids, &err),
+        TD_OK);
+}
+
+/* Routers refuse it; to a worker the first is the one that is meant. */
 static void test_two_functions_of_one_name(void **state)
 {
-    tally t = walk_many(
-        "\"tool_choice\":\"required\",\"tools\":[" TOOL("get", "true") "," TOOL("get", "false") "]",
-        false, 20);
+    static const char name[] = "get", none[] = "{\"type\":\"object\",\"maxProperties\":0}";
+    const harmony_ids *special = harmony_ids_of(fixture_harmony());
+    Tandem__Guide m = TANDEM__GUIDE__INIT;
+    Tandem__GuideFunction f[2] = {TANDEM__GUIDE_FUNCTION__INIT, TANDEM__GUIDE_FUNCTION__INIT};
+    Tandem__GuideFunction *list[] = {&f[0], &f[1]};
+    td_tokens ids = {0};
+    td_guide *at = NULL;
+    td_error err = {0};
 
     (void)state;
-    assert_int_equal(t.get, 20);
+    f[0].name = f[1].name = (ProtobufCBinaryData){3, (uint8_t *)(uintptr_t)name};
+    m.functions = list;
+    m.n_functions = 2;
+    add_text(&ids, " to=functions.get");
+    td_tokens_push(&ids, special->channel);
+    add_text(&ids, "commentary");
+    td_tokens_push(&ids, special->message);
+    add_text(&ids, "{\"a\":1}");
+    for (int first = 0; first < 2; first++) {
+        f[first].schema = (ProtobufCBinaryData){sizeof none - 1, (uint8_t *)(uintptr_t)none};
+        f[!first].schema = (ProtobufCBinaryData){0};
+        assert_int_equal(td_guide_create(guides, &m, ids.ptr, ids.len, &at, &err),
+                         first == 0 ? TD_INVALID : TD_OK);
+    }
+    td_guide_free(at);
+    td_tokens_free(&ids);
 }
 
 static void test_only_what_must_be_held_is(void **state)
