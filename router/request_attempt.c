@@ -67,7 +67,7 @@ void request_wait_for_room(request *q, td_status why, const td_error *err)
     request_release(q);
     q->attempt++;
     q->phase = RQ_PLACE;
-    if (q->place_deadline == 0)
+    if (q->place_deadline == 0 || (now >= q->place_deadline && request_group_runs(q)))
         q->place_deadline = now + q->r->cfg->queue_ms * TD_USEC_PER_MSEC;
     if (now >= q->place_deadline) {
         full.code = why;
@@ -95,7 +95,7 @@ td_status request_step_place(request *q, td_error *err)
     td_status st;
 
     /* One wait has one deadline, however often it is looked at. */
-    if (q->place_deadline == 0)
+    if (q->place_deadline == 0 || (now >= q->place_deadline && request_group_runs(q)))
         q->place_deadline =
             now + (q->attempt > 1 ? r->cfg->recovery_ms : r->cfg->queue_ms) * TD_USEC_PER_MSEC;
     q->attempt_max = smaller(q->max_tokens - done, r->cfg->reserve_tokens);

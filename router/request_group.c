@@ -67,6 +67,16 @@ void request_group_rendered(request *q)
     request_group_drop(s);
 }
 
+bool request_group_runs(const request *q)
+{
+    const request_group *s = q->group;
+
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->members[i] != NULL && s->members[i] != q && s->members[i]->phase > RQ_PLACE)
+            return true;
+    return false;
+}
+
 /* ---- the end of all ---- */
 
 static void unheard_request(void *user, request *q)

@@ -109,6 +109,9 @@ void request_group_leave(request *q); /* it has ended; its memory may still be t
 void request_group_drop(request_group *s);
 /* Of one question's answers the first is rendered for all. */
 void request_group_rendered(request *q);
+/* Whether another answer to q's question is with workers: then q waits for its room, however long.
+ */
+bool request_group_runs(const request *q);
 /* Take q's siblings from their answer and have them canceled soon: not now, since whoever has just
  * called q may be on its way through all requests, or all calls. */
 void request_group_dismiss(request *q, const char *why);

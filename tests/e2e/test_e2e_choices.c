@@ -255,6 +255,22 @@ static void test_choices_are_admitted_together(cluster *c)
     ask_free(&running);
 }
 
+/* Where there is room for one at a time the others wait for it, past --queue-timeout. */
+static void test_choices_wait_for_each_other(cluster *c)
+{
+    ask a;
+    choices three;
+
+    cluster_router(c, "--queue-timeout 50ms");
+    cluster_prefill(c, "");
+    cluster_decode(c, "--max-batch 1 --max-reservations 1");
+    cluster_ready(c);
+    ask_choices(c, true, 3, ",\"max_tokens\":300,\"seed\":1,\"ignore_eos\":true", &a, &three);
+    assert_true(ask_usage(&a, "completion_tokens") == 900);
+    free_choices(&three);
+    ask_free(&a);
+}
+
 /* A gateway's stream is one answer. */
 static void test_choices_are_not_for_gateways(cluster *c)
 {
@@ -486,9 +502,9 @@ int main(void)
         E2E_SHARED(test_logprobs_of_a_completion),
     };
     const struct CMUnitTest alone[] = {
-        E2E_TEST(test_choices_are_admitted_together), E2E_TEST(test_choices_are_not_for_gateways),
-        E2E_TEST(test_choices_go_with_their_client),  E2E_TEST(test_choices_fail_together),
-        E2E_TEST(test_choices_survive_a_worker),
+        E2E_TEST(test_choices_are_admitted_together), E2E_TEST(test_choices_wait_for_each_other),
+        E2E_TEST(test_choices_are_not_for_gateways),  E2E_TEST(test_choices_go_with_their_client),
+        E2E_TEST(test_choices_fail_together),         E2E_TEST(test_choices_survive_a_worker),
     };
     int failed = cmocka_run_group_tests(shared, start_shared, e2e_shared_teardown);
 
