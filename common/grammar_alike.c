@@ -13,7 +13,10 @@
 
 #include "common/grammar_entry.h"
 
-enum { MAX_VISITS = 4 * 1000 * 1000 }; /* of edges, in all rounds: some 15 ms */
+enum {
+    MAX_VISITS = 4 * 1000 * 1000, /* of edges, while classes are made: some 6 ms */
+    MAX_ROUNDS = 100,             /* while states are chosen */
+};
 
 const uint16_t gr_depths[GR_DEPTHS] = {4, 8, 16, 32, 64};
 
@@ -105,6 +108,7 @@ static void choose(refinement *r)
 {
     const td_grammar *g = r->g;
     bool changed = true;
+    int rounds = 0;
 
     for (size_t s = 0; s < g->n_states; s++) {
         const gr_state *x = &g->states[s];
@@ -116,6 +120,8 @@ static void choose(refinement *r)
     }
     /* Backwards, since an automaton's states mostly lead to later ones. */
     while (changed) {
+        if (rounds++ == MAX_ROUNDS)
+            return; /* an odd automaton: none takes part */
         changed = false;
         for (size_t s = g->n_states; s-- > g->n_prelude;) {
             const gr_state *x = &g->states[s];
