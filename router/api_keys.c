@@ -171,7 +171,9 @@ size_t api_keys_count(const api_keys *k)
     return k->n;
 }
 
-bool api_keys_admit(const api_keys *k, const char *authorization)
+_Static_assert((int)API_KEY_OWNER == (int)SHA256_HEX, "owners are hashes");
+
+bool api_keys_admit(const api_keys *k, const char *authorization, char owner[API_KEY_OWNER])
 {
     static const char scheme[] = "Bearer ";
     char hash[SHA256_HEX];
@@ -193,5 +195,7 @@ bool api_keys_admit(const api_keys *k, const char *authorization)
             differs |= (unsigned char)(hash[j] ^ k->hashes[i][j]);
         found |= (differs - 1) >> 31; /* 1 where nothing differs */
     }
+    if (found != 0 && owner != NULL)
+        memcpy(owner, hash, sizeof hash);
     return found != 0;
 }

@@ -9,7 +9,12 @@
 
 #include "common/status.h"
 
-enum { API_KEY_MIN_BYTES = 16, API_KEY_MAX_BYTES = 512, API_KEYS_MAX = 10000 };
+enum {
+    API_KEY_MIN_BYTES = 16,
+    API_KEY_MAX_BYTES = 512,
+    API_KEYS_MAX = 10000,
+    API_KEY_OWNER = 65, /* bytes of a key's hash as text, with its NUL */
+};
 
 typedef struct api_keys api_keys;
 
@@ -26,7 +31,8 @@ bool api_keys_changed(api_keys *k);
 
 size_t api_keys_count(const api_keys *k);
 
-/* The value of an Authorization header ("Bearer KEY"); NULL: there was none. */
-bool api_keys_admit(const api_keys *k, const char *authorization);
+/* The value of an Authorization header ("Bearer KEY"); NULL: there was none. owner: the key's hash,
+ * which says whose something is, where the key is one of ours; may be NULL. */
+bool api_keys_admit(const api_keys *k, const char *authorization, char owner[API_KEY_OWNER]);
 
 #endif

@@ -21,6 +21,7 @@ struct http_api {
     td_http_server *server;
     responses_store *responses; /* NULL: none are kept */
     api_keys *keys;             /* NULL: anybody may ask */
+    char owner[API_KEY_OWNER];  /* of the request at hand: its key's hash; "" without keys */
     td_timer *keys_timer;
 };
 
@@ -53,7 +54,7 @@ static void on_completion(http_api *a, td_http_request *req)
 
 static void on_response(http_api *a, td_http_request *req)
 {
-    responses_start(a->r, a->responses, req);
+    responses_start(a->r, a->responses, a->owner, req);
 }
 
 static void on_tokenize(http_api *a, td_http_request *req)
@@ -180,11 +181,11 @@ static void wrong_method(td_http_request *req, const char *allow)
                   TD_HEADERS({"Allow", allow}));
 }
 
-static bool may_ask(const http_api *a, td_http_request *req)
+static bool may_ask(http_api *a, td_http_request *req)
 {
     const char *said = td_http_request_header(req, "Authorization");
 
-    if (a->keys == NULL || api_keys_admit(a->keys, said))
+    if (a->keys == NULL || api_keys_admit(a->keys, said, a->owner))
         return true;
     td_http_error(req, 401, "invalid_request_error",
                   said == NULL ? "this server needs an API key: \"Authorization: Bearer KEY\""
@@ -224,7 +225,7 @@ static void on_request(td_http_request *req, void *arg)
     if (strncmp(path, responses, sizeof responses - 1) == 0 &&
         strchr(path + sizeof responses - 1, '/') == NULL) {
         if (method_fits(TD_HTTP_GET, method) || method == TD_HTTP_DELETE)
-            responses_lookup(a->responses, req, path + sizeof responses - 1);
+            responses_lookup(a->responses, a->owner, req, path + sizeof responses - 1);
         else
             wrong_method(req, "GET, HEAD, DELETE");
         return;

@@ -15,6 +15,7 @@
 typedef struct response {
     router *r;
     responses_store *store; /* NULL: the response is not kept */
+    char owner[RESPONSES_MAX_OWNER + 1];
     td_http_request *req;
     request *q;
     bool begun;
@@ -178,7 +179,7 @@ static void keep(response *a, td_buf *object)
         td_buf_byte(&a->asked.items, ',');
     responses_output_items(&a->out, &a->asked.items);
     snprintf(id, sizeof id, "resp_%s", a->out.key);
-    responses_store_add(a->store, id, object, &a->asked.items, td_now_us());
+    responses_store_add(a->store, a->owner, id, object, &a->asked.items, td_now_us());
 }
 
 static void on_finish(void *user, const char *reason, const request_usage *u)
@@ -270,7 +271,7 @@ static td_status make_key(char key[33], td_error *err)
 }
 
 /* *asked is moved. */
-static void submit(router *r, responses_store *store, td_http_request *req,
+static void submit(router *r, responses_store *store, const char *owner, td_http_request *req,
                    responses_request *asked)
 {
     response *a = calloc(1, sizeof *a);
@@ -291,6 +292,7 @@ static void submit(router *r, responses_store *store, td_http_request *req,
     a->req = req;
     a->asked = *asked;
     a->store = asked->store ? store : NULL;
+    snprintf(a->owner, sizeof a->owner, "%s", owner);
     a->out = (responses_output){
         .stream = asked->g.stream, .store = asked->store, .model = router_model(r)};
     a->out.echo = a->asked.echo;
@@ -308,9 +310,17 @@ static void submit(router *r, responses_store *store, td_http_request *req,
     td_http_request_on_close(req, on_close, a);
 }
 
+/* What of the store a request may refer to. */
+typedef struct shelf {
+    responses_store *store;
+    const char *owner;
+} shelf;
+
 static bool find_items(void *arg, td_slice id, td_slice *items)
 {
-    return responses_store_find(arg, id, td_now_us(), NULL, items);
+    const shelf *s = arg;
+
+    return responses_store_find(s->store, s->owner, id, td_now_us(), NULL, items);
 }
 
 /* An item's id has its response's key in it, and its text in what was kept begins with the id, in
@@ -336,9 +346,10 @@ static bool find_item(void *arg, td_slice id, td_slice *json)
     return true;
 }
 
-void responses_start(router *r, responses_store *store, td_http_request *req)
+void responses_start(router *r, responses_store *store, const char *owner, td_http_request *req)
 {
-    const responses_history history = {.find = find_items, .find_item = find_item, .arg = store};
+    shelf s = {store, owner};
+    const responses_history history = {.find = find_items, .find_item = find_item, .arg = &s};
     td_slice body = td_http_request_body(req);
     char date[16];
     openai_defaults d = router_defaults(r, date);
@@ -350,7 +361,7 @@ void responses_start(router *r, responses_store *store, td_http_request *req)
     if (st == TD_OK)
         st = generation_check_model(asked.g.model, router_model(r), &err);
     if (st == TD_OK) {
-        submit(r, store, req, &asked);
+        submit(r, store, owner, req, &asked);
         return;
     }
     if (strcmp(err.param, "previous_response_id") == 0 && st == TD_NOTFOUND)
@@ -361,15 +372,17 @@ void responses_start(router *r, responses_store *store, td_http_request *req)
     responses_request_free(&asked);
 }
 
-void responses_lookup(responses_store *store, td_http_request *req, const char *id)
+void responses_lookup(responses_store *store, const char *owner, td_http_request *req,
+                      const char *id)
 {
     bool get = td_http_request_method(req) != TD_HTTP_DELETE;
     td_slice object, name = td_slice_of(id);
     char text[200];
 
-    if (store != NULL && get && responses_store_find(store, name, td_now_us(), &object, NULL)) {
+    if (store != NULL && get &&
+        responses_store_find(store, owner, name, td_now_us(), &object, NULL)) {
         td_http_reply(req, 200, "application/json", object.ptr, object.len, NULL);
-    } else if (store != NULL && !get && responses_store_remove(store, name, td_now_us())) {
+    } else if (store != NULL && !get && responses_store_remove(store, owner, name, td_now_us())) {
         /* An id that was found is one of ours: it needs no escapes. */
         snprintf(text, sizeof text, "{\"id\":\"%.64s\",\"object\":\"response\",\"deleted\":true}",
                  id);

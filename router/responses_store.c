@@ -1,6 +1,7 @@
 /* A table, and a list in the order of arrival, which is that of expiry too. */
 #include "router/responses_store.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@
 
 typedef struct entry {
     char *id;
+    char owner[RESPONSES_MAX_OWNER + 1];
     td_buf object, items;
     size_t bytes;
     td_usec until;
@@ -70,8 +72,8 @@ static void drop_expired(responses_store *s, td_usec now)
         drop(s, s->oldest);
 }
 
-void responses_store_add(responses_store *s, const char *id, td_buf *object, td_buf *items,
-                         td_usec now)
+void responses_store_add(responses_store *s, const char *owner, const char *id, td_buf *object,
+                         td_buf *items, td_usec now)
 {
     size_t bytes = sizeof(entry) + strlen(id) + 1 + object->cap + items->cap;
     entry *e = bytes <= s->max_bytes ? calloc(1, sizeof *e) : NULL;
@@ -89,6 +91,7 @@ void responses_store_add(responses_store *s, const char *id, td_buf *object, td_
     }
     while (s->oldest != NULL && s->bytes + bytes > s->max_bytes)
         drop(s, s->oldest);
+    snprintf(e->owner, sizeof e->owner, "%s", owner);
     e->object = *object;
     e->items = *items;
     e->bytes = bytes;
@@ -99,19 +102,19 @@ void responses_store_add(responses_store *s, const char *id, td_buf *object, td_
     count(s, s->bytes + bytes);
 }
 
-static entry *find(responses_store *s, td_slice id, td_usec now)
+static entry *find(responses_store *s, const char *owner, td_slice id, td_usec now)
 {
     entry *e;
 
     drop_expired(s, now);
     HASH_FIND(hh, s->table, id.ptr, id.len, e);
-    return e;
+    return e != NULL && strcmp(e->owner, owner) == 0 ? e : NULL;
 }
 
-bool responses_store_find(responses_store *s, td_slice id, td_usec now, td_slice *object,
-                          td_slice *items)
+bool responses_store_find(responses_store *s, const char *owner, td_slice id, td_usec now,
+                          td_slice *object, td_slice *items)
 {
-    const entry *e = find(s, id, now);
+    const entry *e = find(s, owner, id, now);
 
     if (e == NULL)
         return false;
@@ -122,9 +125,9 @@ bool responses_store_find(responses_store *s, td_slice id, td_usec now, td_slice
     return true;
 }
 
-bool responses_store_remove(responses_store *s, td_slice id, td_usec now)
+bool responses_store_remove(responses_store *s, const char *owner, td_slice id, td_usec now)
 {
-    entry *e = find(s, id, now);
+    entry *e = find(s, owner, id, now);
 
     if (e != NULL)
         drop(s, e);

@@ -112,6 +112,40 @@ static void test_api_keys_are_needed(cluster *c)
     unlink(path);
 }
 
+/* What one key's client was told no other key's can look up, go on from, refer to or delete. */
+static void test_responses_are_their_keys(cluster *c)
+{
+    static const char said[] = "{\"input\":\"hi\",\"max_output_tokens\":2}";
+    char path[160], options[200], id[64], one[128], body[400], code[64];
+    ask a;
+
+    snprintf(path, sizeof path, "%s/keys", c->folder);
+    snprintf(options, sizeof options, "--api-keys %s", path);
+    put_file(path, ONE "\n" TWO "\n");
+    cluster_router(c, options);
+    cluster_prefill(c, "");
+    cluster_decode(c, "");
+    cluster_ready(c);
+    ask_start(&a, cluster_port(c), "POST", "/v1/responses", AUTH(ONE), said, sizeof said - 1);
+    asks_wait(&a, 1);
+    assert_int_equal(a.status, 200);
+    assert_int_equal(sscanf(a.body.ptr, "{\"id\":\"%60[a-z0-9_]", id), 1);
+    ask_free(&a);
+    snprintf(one, sizeof one, "/v1/responses/%s", id);
+    snprintf(body, sizeof body,
+             "{\"input\":\"hi\",\"max_output_tokens\":2,\"previous_response_id\":\"%s\"}", id);
+    assert_int_equal(status_of(c, "GET", one, AUTH(TWO), "", code, NULL), 404);
+    assert_string_equal(code, "not_found");
+    assert_int_equal(status_of(c, "DELETE", one, AUTH(TWO), "", NULL, NULL), 404);
+    assert_int_equal(status_of(c, "POST", "/v1/responses", AUTH(TWO), body, code, NULL), 400);
+    assert_string_equal(code, "previous_response_not_found");
+    assert_int_equal(status_of(c, "POST", "/v1/responses", AUTH(ONE), body, NULL, NULL), 200);
+    assert_int_equal(status_of(c, "GET", one, AUTH(ONE), "", NULL, NULL), 200);
+    assert_int_equal(status_of(c, "DELETE", one, AUTH(ONE), "", NULL, NULL), 200);
+    assert_int_equal(status_of(c, "GET", one, AUTH(ONE), "", NULL, NULL), 404);
+    unlink(path);
+}
+
 /* Each bound is a flag, and says what it was. */
 static void test_bounds_of_bodies(cluster *c)
 {
@@ -224,9 +258,8 @@ static void test_few_descriptors_are_said(cluster *c)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        E2E_TEST(test_api_keys_are_needed),
-        E2E_TEST(test_bounds_of_bodies),
-        E2E_TEST(test_idle_connections_hold_up_nobody),
+        E2E_TEST(test_api_keys_are_needed),      E2E_TEST(test_responses_are_their_keys),
+        E2E_TEST(test_bounds_of_bodies),         E2E_TEST(test_idle_connections_hold_up_nobody),
         E2E_TEST(test_few_descriptors_are_said),
     };
 

@@ -63,11 +63,11 @@ static void test_api_keys_admit_what_the_file_has(void **state)
     assert_int_equal(api_keys_open(path, &k, &err), TD_OK);
     assert_int_equal(api_keys_count(k), 2);
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
-        if (!api_keys_admit(k, good[i]))
+        if (!api_keys_admit(k, good[i], NULL))
             fail_msg("not admitted: %s", good[i]);
-    assert_false(api_keys_admit(k, NULL));
+    assert_false(api_keys_admit(k, NULL, NULL));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        if (api_keys_admit(k, bad[i]))
+        if (api_keys_admit(k, bad[i], NULL))
             fail_msg("admitted: %s", bad[i]);
     api_keys_free(k);
     api_keys_free(NULL);
@@ -119,18 +119,18 @@ static void test_api_keys_are_read_again(void **state)
     assert_true(api_keys_changed(k));
     assert_int_equal(api_keys_reload(k, &err), TD_OK);
     assert_false(api_keys_changed(k));
-    assert_false(api_keys_admit(k, "Bearer " ONE));
-    assert_true(api_keys_admit(k, "Bearer " TWO));
+    assert_false(api_keys_admit(k, "Bearer " ONE, NULL));
+    assert_true(api_keys_admit(k, "Bearer " TWO, NULL));
     put("bad", 3);
     assert_true(api_keys_changed(k));
     assert_int_equal(api_keys_reload(k, &err), TD_INVALID);
     assert_false(api_keys_changed(k)); /* told once */
-    assert_true(api_keys_admit(k, "Bearer " TWO));
+    assert_true(api_keys_admit(k, "Bearer " TWO, NULL));
     assert_int_equal(api_keys_count(k), 2);
     assert_int_equal(rename(path, "/tmp/tandem-keys-away"), 0);
     assert_false(api_keys_changed(k));
     assert_int_equal(api_keys_reload(k, &err), TD_IO);
-    assert_true(api_keys_admit(k, "Bearer " TWO));
+    assert_true(api_keys_admit(k, "Bearer " TWO, NULL));
     assert_int_equal(rename("/tmp/tandem-keys-away", path), 0);
     api_keys_free(k);
 }
