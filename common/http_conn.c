@@ -13,6 +13,7 @@
  * in one go with writing not yet begun, so it is replaced before the first byte goes out.
  * - Lingering. Closing a socket with unread bytes resets it, and a client that still sends its
  *   oversize body would lose the 413. So we read and drop for a while, at most LINGER_US.
+ * - A bound on connections: the one that is missed least gives way, see make_room().
  * - A bound on what is read: a client that sends while it is answered, or a chunk header without
  *   end, would else grow the input buffer without limit. */
 #include <stdio.h>
