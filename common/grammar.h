@@ -54,6 +54,12 @@ void td_grammar_free(td_grammar *g);
  * rest are computed when they are met. From any thread; meant for one that no token waits for. */
 void td_grammar_prepare(const td_grammar *g, const td_token_set *tokens, int64_t budget_us);
 
+/* Bytes of the masks that are remembered, of all grammars and token sets of the process; and how
+ * many that may be: past it masks are made for one use. Any thread. */
+enum { TD_GRAMMAR_MASK_BYTES = 512 << 20 };
+size_t td_grammar_mask_bytes(void);
+void td_grammar_limit_masks(size_t bytes);
+
 /* How many states the grammar has; for logs and bounds on what a cache of grammars holds. */
 size_t td_grammar_states(const td_grammar *g);
 

@@ -13,6 +13,7 @@
  * full walk each; theirs are derived from the unbounded one, which knows for each token how many
  * characters it adds. Entries are immutable; a lock guards the tables, and none is held while
  * an entry is made. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,35 @@ struct gr_cache {
     size_t most;     /* bytes; entries past it are made and dropped */
     gr_alike *alike; /* of the grammar's states; made when the first entry is */
 };
+
+/* Bytes of all caches of the process; each adds what it keeps and takes it away when it goes.
+ * Nothing else is told by them, so any order will do. */
+static atomic_size_t all_bytes, all_most = TD_GRAMMAR_MASK_BYTES;
+
+void td_grammar_limit_masks(size_t bytes)
+{
+    atomic_store_explicit(&all_most, bytes, memory_order_relaxed);
+}
+
+size_t td_grammar_mask_bytes(void)
+{
+    return atomic_load_explicit(&all_bytes, memory_order_relaxed);
+}
+
+/* Whether there is room for so many bytes more, which then are taken. */
+static bool take_bytes(gr_cache *c, size_t bytes)
+{
+    size_t most = atomic_load_explicit(&all_most, memory_order_relaxed);
+
+    if (c->bytes >= c->most)
+        return false;
+    if (atomic_fetch_add_explicit(&all_bytes, bytes, memory_order_relaxed) + bytes > most) {
+        atomic_fetch_sub_explicit(&all_bytes, bytes, memory_order_relaxed);
+        return false;
+    }
+    c->bytes += bytes;
+    return true;
+}
 
 gr_cache *gr_cache_create(size_t bytes)
 {
@@ -67,6 +97,7 @@ void gr_cache_free(gr_cache *c)
             gr_entry_free(e);
         }
     }
+    atomic_fetch_sub_explicit(&all_bytes, c->bytes, memory_order_relaxed);
     free(c->slots);
     gr_alike_free(c->alike);
     pthread_mutex_destroy(&c->lock);
@@ -504,14 +535,13 @@ gr_entry *gr_entry_of(const td_grammar *g, const td_token_set *tokens, gr_config
         return NULL;
     pthread_mutex_lock(&cache->lock);
     e = find(cache, tokens->serial, &c); /* another thread may have been quicker */
-    if (e == NULL && cache->bytes < cache->most &&
-        (cache->n < cache->n_slots || grow_slots(cache))) {
+    if (e == NULL && (cache->n < cache->n_slots || grow_slots(cache)) &&
+        take_bytes(cache, entry_bytes(made, tokens))) {
         gr_entry **head = &cache->slots[hash_key(tokens->serial, &c) & (cache->n_slots - 1)];
 
         made->next = *head;
         *head = made;
         cache->n++;
-        cache->bytes += entry_bytes(made, tokens);
         note_made(cache, &c);
         e = made;
         made = NULL;

@@ -62,6 +62,9 @@ enum {
     GUIDE_CACHE = 64,
     GUIDE_CACHE_KEY_BYTES = 256 << 10,
     GUIDE_CACHE_STATES = 2 * TD_GUIDE_MAX_STATES,
+    /* Of all masks: requests that nobody is busy with make room from here on, so that those who
+     * are need not go without. */
+    GUIDE_CACHE_MASK_BYTES = TD_GRAMMAR_MASK_BYTES / 2,
 };
 
 struct td_guides {
@@ -76,6 +79,7 @@ struct td_guides {
     guide_plan *cache[GUIDE_CACHE];
     size_t n_cached, n_states; /* plans in the cache, and states of their grammars */
     uint64_t clock;
+    size_t most_mask_bytes; /* GUIDE_CACHE_MASK_BYTES, but in tests */
 };
 
 static inline void guide_allow(uint32_t *mask, int32_t token)

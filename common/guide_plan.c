@@ -254,21 +254,33 @@ static guide_plan *find_cached(td_guides *g, uint64_t hash, const uint8_t *key, 
     return NULL;
 }
 
-/* Under the lock. What guides still hold is freed by the last of them. */
-static void drop_oldest(td_guides *g)
+/* Under the lock. What guides still hold is freed by the last of them; idle: of those that none
+ * holds. False: there is none. */
+static bool drop_oldest(td_guides *g, bool idle)
 {
     size_t at = GUIDE_CACHE;
     guide_plan *p;
 
     for (size_t i = 0; i < GUIDE_CACHE; i++)
-        if (g->cache[i] != NULL && (at == GUIDE_CACHE || g->cache[i]->used < g->cache[at]->used))
+        if (g->cache[i] != NULL && (!idle || g->cache[i]->refs == 1) &&
+            (at == GUIDE_CACHE || g->cache[i]->used < g->cache[at]->used))
             at = i;
+    if (at == GUIDE_CACHE)
+        return false;
     p = g->cache[at];
     g->cache[at] = NULL;
     g->n_cached--;
     g->n_states -= p->n_states;
     if (--p->refs == 0)
         guide_plan_free(p);
+    return true;
+}
+
+/* Under the lock. Masks are made as answers need them, so this is looked at with every request. */
+static void make_room(td_guides *g)
+{
+    while (td_grammar_mask_bytes() > g->most_mask_bytes && drop_oldest(g, true)) {
+    }
 }
 
 /* Under the lock. */
@@ -278,7 +290,8 @@ static void put_cached(td_guides *g, guide_plan *p)
 
     while (g->n_cached == GUIDE_CACHE ||
            (g->n_cached > 0 && g->n_states + p->n_states > GUIDE_CACHE_STATES))
-        drop_oldest(g);
+        if (!drop_oldest(g, false))
+            break;
     while (g->cache[at] != NULL)
         at++;
     g->cache[at] = p;
@@ -305,6 +318,7 @@ td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, guide_plan **out,
         p->refs++;
         p->used = ++g->clock;
     }
+    make_room(g);
     pthread_mutex_unlock(&g->lock);
     if (p != NULL) {
         free(key);

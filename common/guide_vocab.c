@@ -86,6 +86,7 @@ td_status td_guides_open(const char *folder, int32_t n_ids, td_guides **out, td_
     if (g == NULL)
         return td_fail(err, TD_NOMEM, "no memory for a vocabulary");
     pthread_mutex_init(&g->lock, NULL);
+    g->most_mask_bytes = GUIDE_CACHE_MASK_BYTES;
     g->n_ids = n_ids;
     g->n_words = ((size_t)n_ids + 31) / 32;
     st = read_vocab(g, folder, err);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "common/guide.h"
+#include "common/guide_impl.h"
 #include "router/guided.h"
 #include "router/openai.h"
 #include "router/tokenizer.h"
@@ -566,6 +566,50 @@ static void test_large_requests_are_bounded(void **state)
 }
 #endif
 
+/* Answers whose schemas have nothing in common; the most that their masks took. */
+static size_t masks_of_many(int from, int n)
+{
+    size_t most = 0;
+
+    for (int i = from; i < from + n; i++) {
+        char members[400];
+        generation g;
+
+        snprintf(members, sizeof members,
+                 "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\","
+                 "\"schema\":{\"type\":\"object\",\"properties\":{\"p%d\":{\"type\":\"string\","
+                 "\"pattern\":\"^[a-z]{2,9}%d$\"}},\"required\":[\"p%d\"]}}}",
+                 i, i, i);
+        parse(members, &g);
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            td_tokens ids = walk(&g, seed);
+
+            assert_true(ids.len > 0);
+            td_tokens_free(&ids);
+        }
+        generation_free(&g);
+        if (td_grammar_mask_bytes() > most)
+            most = td_grammar_mask_bytes();
+    }
+    return most;
+}
+
+static void test_masks_of_idle_requests_make_room(void **state)
+{
+    size_t before = td_grammar_mask_bytes(), one = masks_of_many(0, 1) - before;
+
+    (void)state;
+    assert_true(one > 0);
+    guides->most_mask_bytes = td_grammar_mask_bytes() + 3 * one;
+    assert_true(masks_of_many(1, 30) < guides->most_mask_bytes + 3 * one);
+    /* Where there is no room at all, masks are made for one use. */
+    before = td_grammar_mask_bytes();
+    td_grammar_limit_masks(before);
+    assert_true(masks_of_many(31, 2) <= before);
+    td_grammar_limit_masks(TD_GRAMMAR_MASK_BYTES);
+    guides->most_mask_bytes = GUIDE_CACHE_MASK_BYTES;
+}
+
 /* More kinds of requests than the cache holds, from several threads. */
 static void *many_kinds(void *arg)
 {
@@ -671,6 +715,7 @@ int main(void)
 #ifndef __SANITIZE_THREAD__ /* much work, of one thread */
         cmocka_unit_test(test_large_requests_are_bounded),
 #endif
+        cmocka_unit_test(test_masks_of_idle_requests_make_room),
         cmocka_unit_test(test_plans_are_shared_between_threads),
         cmocka_unit_test(test_a_folder_without_a_vocabulary_says_so),
     };
