@@ -104,6 +104,11 @@ void td_kv_sink_settle(td_kv_sink *s);
 /* Stop the thread, unmap. No callback runs after it returns. NULL is fine. */
 void td_kv_sink_close(td_kv_sink *s);
 
+/* The same for a process that ends now and whose sources have not all reported: what UCX holds
+ * stays until the process is gone. UCX 1.13 aborts when a worker is destroyed in the middle of a
+ * peer's first contact, and cannot be asked whether it is in one. */
+void td_kv_sink_leave(td_kv_sink *s);
+
 /* A descriptor taken apart: slices point into the bytes given. */
 typedef struct td_kv_descriptor {
     uint64_t wire_hash;

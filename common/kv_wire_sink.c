@@ -54,7 +54,7 @@ struct td_kv_sink {
     pthread_cond_t changed;
     enum { SINK_STARTING, SINK_RUNNING, SINK_FAILED } state;
     td_error start_err;
-    bool stop;
+    bool stop, leave;
     uint64_t settle_asked, settle_done;
 
     ucp_mem_h memh[TD_KV_MAX_RANKS]; /* the thread's own */
@@ -304,6 +304,12 @@ static void sink_linger(td_kv_sink *s)
             kv_ucx_sleep(&s->ucx, kv_ucx_arm(s->worker) ? 0 : 5 * TD_USEC_PER_MSEC);
 }
 
+/* What td_kv_sink_leave() has left for the process to end with; leak checkers find it here. */
+static struct left_behind {
+    ucp_context_h context;
+    ucp_worker_h worker;
+} left_behind;
+
 static void *sink_main(void *arg)
 {
     td_kv_sink *s = arg;
@@ -335,9 +341,14 @@ static void *sink_main(void *arg)
     pthread_mutex_unlock(&s->mutex);
     if (st == TD_OK) {
         sink_linger(s);
-        kv_ucx_worker_close(s->worker);
-        sink_unmap(s);
-        kv_ucx_close(&s->ucx);
+        if (s->leave) {
+            td_info("kv_sink_left", "reason=\"sources have not reported\"");
+            left_behind = (struct left_behind){s->ucx.context, s->worker};
+        } else {
+            kv_ucx_worker_close(s->worker);
+            sink_unmap(s);
+            kv_ucx_close(&s->ucx);
+        }
         while (s->streams)
             sink_stream_free(s, s->streams);
     }
@@ -431,14 +442,25 @@ void td_kv_sink_settle(td_kv_sink *s)
     pthread_mutex_unlock(&s->mutex);
 }
 
-void td_kv_sink_close(td_kv_sink *s)
+static void sink_end(td_kv_sink *s, bool leave)
 {
     if (!s)
         return;
     pthread_mutex_lock(&s->mutex);
     s->stop = true;
+    s->leave = leave;
     pthread_mutex_unlock(&s->mutex);
     kv_ucx_wake(&s->ucx);
     pthread_join(s->thread, NULL);
     sink_free(s);
+}
+
+void td_kv_sink_close(td_kv_sink *s)
+{
+    sink_end(s, false);
+}
+
+void td_kv_sink_leave(td_kv_sink *s)
+{
+    sink_end(s, true);
 }

@@ -407,3 +407,8 @@ td_status engine_run(engine *e, td_error *err)
     }
     return st;
 }
+
+bool engine_awaits_sources(const engine *e)
+{
+    return reservations_count(e->reservations).quarantined > 0;
+}

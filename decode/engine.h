@@ -30,4 +30,8 @@ void engine_drain(engine *e);
 /* Run until drained (TD_OK), or until the model fails. The caller's thread becomes the engine's. */
 TD_MUST_CHECK td_status engine_run(engine *e, td_error *err);
 
+/* After engine_run(): whether requests have ended here whose sources have not reported, and so may
+ * be in the middle of something. */
+bool engine_awaits_sources(const engine *e);
+
 #endif

@@ -84,7 +84,10 @@ static td_status serve(td_metrics *metrics, td_error *err)
      */
     atomic_store(&running, NULL);
     td_worker_stop(worker);
-    td_kv_sink_close(sink);
+    if (e != NULL && engine_awaits_sources(e))
+        td_kv_sink_leave(sink);
+    else
+        td_kv_sink_close(sink);
     engine_free(e);
     td_guides_close(guides);
     td_model_close(model);
