@@ -106,7 +106,8 @@ void td_kv_sink_close(td_kv_sink *s);
 
 /* The same for a process that ends now and whose sources have not all reported: what UCX holds
  * stays until the process is gone. UCX 1.13 aborts when a worker is destroyed in the middle of a
- * peer's first contact, and cannot be asked whether it is in one. */
+ * peer's first contact, and cannot be asked whether it is in one. End with _exit(): UCX has exit
+ * handlers. */
 void td_kv_sink_leave(td_kv_sink *s);
 
 /* A descriptor taken apart: slices point into the bytes given. */

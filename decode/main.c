@@ -1,5 +1,6 @@
 /* tandem-decode: continuous batching over KV that prefill workers push into this process. */
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "common/kv_wire.h"
 #include "common/worker_guides.h"
@@ -11,6 +12,7 @@
 
 static decode_config cfg;
 static _Atomic(engine *) running; /* for the signal thread */
+static bool kv_left;              /* by td_kv_sink_leave() */
 
 static bool drain(void)
 {
@@ -84,7 +86,8 @@ static td_status serve(td_metrics *metrics, td_error *err)
      */
     atomic_store(&running, NULL);
     td_worker_stop(worker);
-    if (e != NULL && engine_awaits_sources(e))
+    kv_left = e != NULL && engine_awaits_sources(e);
+    if (kv_left)
         td_kv_sink_leave(sink);
     else
         td_kv_sink_close(sink);
@@ -109,5 +112,9 @@ int main(int argc, char **argv)
         .drain = drain,
     };
 
-    return td_worker_main(&program, argc, argv);
+    int code = td_worker_main(&program, argc, argv);
+
+    if (kv_left)
+        _exit(code);
+    return code;
 }
