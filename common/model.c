@@ -42,7 +42,11 @@ static void place_inputs(td_model *m)
         in->table_rows = (int32_t)m->opt.kv_rings;
     in->table_rows_even = (in->table_rows + 1) / 2 * 2; /* what follows has 8-byte fields */
     in->max_pairs = m->cfg.vocab + 8192;                /* penalties on every token of one row */
-    in->max_masks = in->table_rows < m->head_rows ? in->table_rows : m->head_rows;
+    /* One each: a batch whose masks do not fit is sampled in rounds, without its graph. Where few
+     * rows have logits at all (prefill), so many do. */
+    in->max_masks = in->table_rows;
+    if (m->opt.head_rows > 0 && m->head_rows < in->max_masks)
+        in->max_masks = m->head_rows;
     in->tokens = at;
     in->pos = at += T;
     in->slot_full = at += T;

@@ -217,7 +217,7 @@ static td_ops with_graphs(void)
 
 enum { SEQS = 12, PAGES = 5, STEPS = 150, COUNTS = 40 };
 
-static td_model *open_model(const td_ops *ops)
+static td_model *open_rows(const td_ops *ops, int32_t rows, int32_t rings)
 {
     td_model_options opt = {.backend = "cpu",
                             .ops = ops,
@@ -225,10 +225,10 @@ static td_model *open_model(const td_ops *ops)
                             .ep = 1,
                             .threads = 2,
                             .kv_dtype = TD_KV_BF16,
-                            .kv_pages = SEQS * PAGES,
-                            .kv_rings = SEQS,
+                            .kv_pages = (uint32_t)rings * PAGES,
+                            .kv_rings = (uint32_t)rings,
                             .ring_pages = td_kv_ring_pages(fixture_config.window, 1),
-                            .max_tokens = 16};
+                            .max_tokens = rows};
     td_checkpoint *c = NULL;
     td_model *m = NULL;
     td_error err = {0};
@@ -237,6 +237,11 @@ static td_model *open_model(const td_ops *ops)
     check_ok(td_model_open(c, &fixture_config, &opt, &m, &err), &err);
     td_checkpoint_close(c);
     return m;
+}
+
+static td_model *open_model(const td_ops *ops)
+{
+    return open_rows(ops, 16, SEQS);
 }
 
 /* Sequences that join, leave and change places: the same plan for both models. */
@@ -487,6 +492,37 @@ static void test_model_samples_in_rounds_when_lists_are_long(void **state)
     td_model_close(graphs);
 }
 
+/* However many rows have a mask of their own, a step is one graph. */
+static void test_model_masks_of_a_large_batch_are_one_step(void **state)
+{
+    enum { N = TD_SMALL_STEP + 2 };
+    static uint32_t masks[N][(515 + 31) / 32];
+    td_ops ops = with_graphs();
+    td_model *graphs = open_rows(&ops, N, N);
+    td_seq seqs[N];
+    td_sampling sampling[N];
+    int32_t tokens[N], out[N];
+    uint32_t pages[N];
+    td_error err = {0};
+    td_decode_step d = {.n = N, .seqs = seqs, .tokens = tokens, .sampling = sampling, .out = out};
+
+    (void)state;
+    check_ok(td_model_warm_up(graphs, &err), &err);
+    for (uint32_t i = 0; i < N; i++) {
+        pages[i] = i;
+        tokens[i] = (int32_t)i;
+        seqs[i] = (td_seq){.pages = &pages[i], .n_pages = 1, .ring = i};
+        masks[i][(3 * i) / 32] = 1u << 3 * i % 32;
+        sampling[i] = (td_sampling){.mask = masks[i]};
+    }
+    launched = 0;
+    check_ok(td_model_decode(graphs, &d, &err), &err);
+    assert_int_equal(launched, 1);
+    for (int32_t i = 0; i < N; i++)
+        assert_int_equal(out[i], 3 * i); /* all that its mask leaves */
+    td_model_close(graphs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -494,6 +530,7 @@ int main(void)
         cmocka_unit_test(test_model_warm_up_captures_all_and_changes_nothing),
         cmocka_unit_test(test_model_graph_that_cannot_be_made_is_an_error_and_made_later),
         cmocka_unit_test(test_model_samples_in_rounds_when_lists_are_long),
+        cmocka_unit_test(test_model_masks_of_a_large_batch_are_one_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
