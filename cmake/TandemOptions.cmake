@@ -3,6 +3,7 @@ option(TANDEM_TESTS "Build the tests" ON)
 option(TANDEM_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
 option(TANDEM_WERROR "Treat warnings as errors" OFF)
 set(TANDEM_SANITIZE "" CACHE STRING "Sanitizers: address,undefined or thread; empty for none")
+option(TANDEM_RACECHECK "Kernels as compute-sanitizer's racecheck can follow them (tests/run_gpu.sh --sanitize)" OFF)
 set(TANDEM_CUDA "AUTO" CACHE STRING "CUDA backend: ON, OFF, or AUTO (on where nvcc is found)")
 set_property(CACHE TANDEM_CUDA PROPERTY STRINGS AUTO ON OFF)
 

@@ -153,6 +153,9 @@ static __device__ __forceinline__ void multiply(const cuda_dense_args &p, uint8_
         sums[8 * PITCH + lane] = squares;
 }
 
+/* A named barrier: the warps that multiply arrive and are done, the one that finishes waits. */
+enum { SUMS_READY = 1 };
+
 /* The sums of all parts in their order, for row pair lane % 8 of token lane / 8, and of the fourth
  * token after it. */
 template <int RING, int KIND, int SRC>
@@ -175,7 +178,7 @@ static __device__ __forceinline__ void finish(const cuda_dense_args &p, const fl
             rotation[j] = dense_rotation(p, at, __ldcg(p.pos + t));
         }
     }
-    __syncthreads();
+    bar_sync(SUMS_READY, blockDim.x);
 #pragma unroll
     for (int j = 0; j < TOKENS; j++) {
         const int t = lane / 8 + j * 4;
@@ -216,7 +219,7 @@ static __global__ void __launch_bounds__(BLOCKS == 3 ? 512 : 32 * TD_DENSE_PARTS
     griddepcontrol_launch_dependents();
     if (warp < p.split.parts) {
         multiply<RING, KIND, SRC>(p, smem + warp * warp_bytes(RING, p));
-        __syncthreads();
+        bar_arrive(SUMS_READY, blockDim.x);
     } else {
         finish<RING, KIND, SRC>(p, (const float *)smem);
     }

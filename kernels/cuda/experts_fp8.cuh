@@ -165,8 +165,11 @@ __device__ __forceinline__ void release(gemm_smem<STAGES> &s, int stage, int lan
 {
     __syncwarp();
     if (CLUSTER == 1) {
-        if (lane == 0)
+        if (lane < WARP_ARRIVALS)
             mbarrier_arrive(smem_addr(&s.empty[stage]));
+    } else if (WARP_ARRIVALS > 1) {
+        for (int i = 0; i < CLUSTER; i++)
+            mbarrier_arrive_cluster(smem_addr(&s.empty[stage]), i);
     } else if (lane < CLUSTER) {
         mbarrier_arrive_cluster(smem_addr(&s.empty[stage]), lane);
     }
@@ -295,7 +298,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(smem_addr(&s.full[i]), 1);
-            mbarrier_init(smem_addr(&s.empty[i]), CLUSTER * CONSUMERS / 32);
+            mbarrier_init(smem_addr(&s.empty[i]), CLUSTER * WARP_ARRIVALS * CONSUMERS / 32);
         }
         fence_mbarrier_init();
     } else if (threadIdx.x == CONSUMERS) {

@@ -207,11 +207,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.slots; i++) {
             mbarrier_init(smem + FULL + 8 * i, 1);
-            mbarrier_init(smem + EMPTY + 8 * i, MATH_WARPS);
+            mbarrier_init(smem + EMPTY + 8 * i, WARP_ARRIVALS * MATH_WARPS);
         }
         for (int i = 0; i < p.parts; i++) {
-            mbarrier_init(smem + SUMMED + 8 * i, MATH_WARPS);
-            mbarrier_init(smem + STORED + 8 * i, p.tiles);
+            mbarrier_init(smem + SUMMED + 8 * i, WARP_ARRIVALS * MATH_WARPS);
+            mbarrier_init(smem + STORED + 8 * i, WARP_ARRIVALS * p.tiles);
         }
         mbarrier_init(smem + FINISHED, MATH_WARPS);
         mbarrier_init(smem + SECOND, 1);

@@ -130,10 +130,8 @@ static __device__ __forceinline__ void store_tile(const small_params &p, const p
             store_act(p, v, slab, n - j * 8, pairs + j * 8);
         else
             store_y(p, v, slab, n - j * 8, pairs + j * 8);
-        __syncwarp();
     }
-    if (lane == 0)
-        mbarrier_arrive(smem + STORED + 8 * sums.slot);
+    mbarrier_arrive_warp(smem + STORED + 8 * sums.slot, lane);
 }
 
 /* A warp's part of S slabs at once, whose units begin at `units`. */
@@ -204,7 +202,7 @@ static __device__ __forceinline__ pending do_slabs(const small_params &p, uint32
     }
     multiply<TILES_, WHOLE, S>(c, x, units, y.units);
     __syncwarp();
-    if (lane == 0)
+    if (lane < WARP_ARRIVALS)
 #pragma unroll
         for (int i = 0; i < S; i++)
             mbarrier_arrive(smem + EMPTY + 8 * slot[i]);
@@ -220,9 +218,7 @@ static __device__ __forceinline__ pending do_slabs(const small_params &p, uint32
                 st_shared_128(sums + j * PART,
                               make_uint4(__float_as_uint(c[i][j][0]), __float_as_uint(c[i][j][1]),
                                          __float_as_uint(c[i][j][2]), __float_as_uint(c[i][j][3])));
-        __syncwarp();
-        if (lane == 0)
-            mbarrier_arrive(smem + SUMMED + 8 * st.sums.slot);
+        mbarrier_arrive_warp(smem + SUMMED + 8 * st.sums.slot, lane);
         if (st.until-- == 0) { /* of AT_ONCE neighbours, at most one */
             if (st.tile < p.tiles)
                 left = {st.tile, y.slab + i, st.sums};

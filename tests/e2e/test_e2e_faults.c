@@ -246,6 +246,12 @@ static void test_decode_pauses(cluster *c)
 
 /* ---- prefill dies ---- */
 
+/* A GPU reads the long prompt in a millisecond, unless it has to do so in small pieces. */
+static const char *slow_prefill(void)
+{
+    return cluster_is_cuda() ? "--heartbeat 300ms --chunk 4" : "--heartbeat 300ms";
+}
+
 /* In the middle of a prompt; another one computes it again. C084: decode does not mind. */
 static void check_prefill_goes(cluster *c, int signo)
 {
@@ -253,8 +259,8 @@ static void check_prefill_goes(cluster *c, int signo)
     ask alone, hit, short_one;
 
     cluster_router(c, quick_router());
-    p[0] = cluster_prefill(c, "--heartbeat 300ms");
-    p[1] = cluster_prefill(c, "--heartbeat 300ms");
+    p[0] = cluster_prefill(c, slow_prefill());
+    p[1] = cluster_prefill(c, slow_prefill());
     d = cluster_decode(c, QUICK_DECODE);
     cluster_ready(c);
     ask_whole(&alone, cluster_port(c), &long_prompt);
@@ -302,7 +308,7 @@ static void test_last_prefill_dies(cluster *c)
     ask running, hit, next;
 
     cluster_router(c, quick_router());
-    p = cluster_prefill(c, "");
+    p = cluster_prefill(c, slow_prefill());
     d = cluster_decode(c, QUICK_DECODE);
     cluster_ready(c);
     ask_chat(&running, cluster_port(c), &(want){.max_tokens = 900, .stream = true});

@@ -214,7 +214,10 @@ bool harness_small(void)
 void *dev_ws(harness *h, const td_dims *dims)
 {
 #ifdef TANDEM_HAS_CUDA
-    if (harness_small() && strcmp(h->ops->name, "cuda") == 0) {
+    /* Rows that are no multiple of 16 bytes are read beyond their end, to be blanked: as NaN they
+     * show that this happens, as memory that nothing wrote they would be reported for nothing. */
+    if (harness_small() && strcmp(h->ops->name, "cuda") == 0 && dims->D % 8 == 0 &&
+        dims->I % 8 == 0) {
         td_error err = {0};
 
         assert_true(h->n_held < 64);
