@@ -173,13 +173,14 @@ static void finish_stream(response *a)
 /* What a later request may refer to: object is the response, and is moved. */
 static void keep(response *a, td_buf *object)
 {
+    size_t own = a->asked.items.len;
     char id[48];
 
     if (a->asked.items.len > 0 && a->out.n_items > 0)
         td_buf_byte(&a->asked.items, ',');
     responses_output_items(&a->out, &a->asked.items);
     snprintf(id, sizeof id, "resp_%s", a->out.key);
-    responses_store_add(a->store, a->owner, id, object, &a->asked.items, td_now_us());
+    responses_store_add(a->store, a->owner, id, object, &a->asked.items, own, td_now_us());
 }
 
 static void on_finish(void *user, const char *reason, const request_usage *u)
@@ -323,10 +324,11 @@ static bool find_items(void *arg, td_slice id, td_slice *items)
     return responses_store_find(s->store, s->owner, id, td_now_us(), NULL, items);
 }
 
-/* An item's id has its response's key in it, and its text in what was kept begins with the id, in
- * quotes that no text inside JSON can have. */
+/* An item's id has its response's key in it, and its text among that response's own begins with the
+ * id, in quotes that no text inside JSON can have. */
 static bool find_item(void *arg, td_slice id, td_slice *json)
 {
+    const shelf *s = arg;
     const char *key = memchr(id.ptr, '_', id.len);
     char response_id[48], begins[80];
     td_slice items;
@@ -336,7 +338,9 @@ static bool find_item(void *arg, td_slice id, td_slice *json)
         strspn(id.ptr, "abcdefghijklmnopqrstuvwxyz_0123456789") != id.len)
         return false;
     snprintf(response_id, sizeof response_id, "resp_%.32s", key + 1);
-    if (!find_items(arg, td_slice_of(response_id), &items))
+    if (!responses_store_find_own(s->store, s->owner, td_slice_of(response_id), td_now_us(),
+                                  &items) ||
+        items.len == 0)
         return false;
     snprintf(begins, sizeof begins, "{\"id\":\"%.*s\"", (int)id.len, id.ptr);
     at = strstr(items.ptr, begins);
@@ -372,6 +376,19 @@ void responses_start(router *r, responses_store *store, const char *owner, td_ht
     responses_request_free(&asked);
 }
 
+/* Whether the query asks for the events of a response that has ended. */
+static bool wants_stream(const char *query)
+{
+    static const char name[] = "stream=";
+
+    for (; query != NULL; query = strchr(query, '&')) {
+        query += *query == '&';
+        if (strncmp(query, name, sizeof name - 1) == 0)
+            return strncmp(query + sizeof name - 1, "false", 5) != 0;
+    }
+    return false;
+}
+
 void responses_lookup(responses_store *store, const char *owner, td_http_request *req,
                       const char *id)
 {
@@ -379,8 +396,12 @@ void responses_lookup(responses_store *store, const char *owner, td_http_request
     td_slice object, name = td_slice_of(id);
     char text[200];
 
-    if (store != NULL && get &&
-        responses_store_find(store, owner, name, td_now_us(), &object, NULL)) {
+    if (get && wants_stream(td_http_request_query(req))) {
+        td_http_error(req, 400, "invalid_request_error",
+                      "stream is not supported here: a response that has ended is one object",
+                      "stream", NULL, NULL);
+    } else if (store != NULL && get &&
+               responses_store_find(store, owner, name, td_now_us(), &object, NULL)) {
         td_http_reply(req, 200, "application/json", object.ptr, object.len, NULL);
     } else if (store != NULL && !get && responses_store_remove(store, owner, name, td_now_us())) {
         /* An id that was found is one of ours: it needs no escapes. */

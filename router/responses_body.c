@@ -8,8 +8,9 @@
 #include "router/responses_fields.h"
 #include "router/responses_input.h"
 
-/* A reference is short and an item may be long: bytes of all items that one body may refer to. */
-enum { MAX_REFERENCED = 4 << 20 };
+/* A reference is short, and an item may be long, and far into what its response has: how many one
+ * body may have, and the bytes of all that they stand for. */
+enum { MAX_REFERENCES = 1024, MAX_REFERENCED = 4 << 20 };
 
 static void keep_items(const cJSON *input, td_buf *items)
 {
@@ -82,7 +83,7 @@ static td_status take_previous(const cJSON *root, const openai_defaults *d,
 static td_status resolve_references(cJSON *input, const responses_history *h, td_error *err)
 {
     cJSON *item, *next;
-    size_t i = 0, bytes = 0;
+    size_t i = 0, n = 0, bytes = 0;
 
     for (item = input->child; item != NULL; item = next, i++) {
         const char *id = responses_reference(item), *end = NULL;
@@ -94,6 +95,9 @@ static td_status resolve_references(cJSON *input, const responses_history *h, td
         if (id == NULL)
             continue;
         snprintf(where, sizeof where, "input[%zu]", i);
+        if (++n > MAX_REFERENCES)
+            return td_fail_param(err, where, "%s: input may refer to at most %d items", where,
+                                 MAX_REFERENCES);
         if (h == NULL || !h->find_item(h->arg, td_slice_of(id), &json))
             return td_fail_param(err, where,
                                  "%s is an item_reference: there is no item '%.*s' here (%s); send "

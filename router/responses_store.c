@@ -12,7 +12,7 @@ typedef struct entry {
     char *id;
     char owner[RESPONSES_MAX_OWNER + 1];
     td_buf object, items;
-    size_t bytes;
+    size_t bytes, own;
     td_usec until;
     struct entry *prev, *next;
     UT_hash_handle hh;
@@ -73,7 +73,7 @@ static void drop_expired(responses_store *s, td_usec now)
 }
 
 void responses_store_add(responses_store *s, const char *owner, const char *id, td_buf *object,
-                         td_buf *items, td_usec now)
+                         td_buf *items, size_t own, td_usec now)
 {
     size_t bytes = sizeof(entry) + strlen(id) + 1 + object->cap + items->cap;
     entry *e = bytes <= s->max_bytes ? calloc(1, sizeof *e) : NULL;
@@ -94,6 +94,7 @@ void responses_store_add(responses_store *s, const char *owner, const char *id, 
     snprintf(e->owner, sizeof e->owner, "%s", owner);
     e->object = *object;
     e->items = *items;
+    e->own = own;
     e->bytes = bytes;
     e->until = now + s->ttl;
     *object = *items = (td_buf){0};
@@ -122,6 +123,17 @@ bool responses_store_find(responses_store *s, const char *owner, td_slice id, td
         *object = (td_slice){e->object.ptr, e->object.len};
     if (items != NULL)
         *items = (td_slice){e->items.ptr, e->items.len};
+    return true;
+}
+
+bool responses_store_find_own(responses_store *s, const char *owner, td_slice id, td_usec now,
+                              td_slice *items)
+{
+    const entry *e = find(s, owner, id, now);
+
+    if (e == NULL)
+        return false;
+    *items = (td_slice){e->items.ptr + e->own, e->items.len - e->own};
     return true;
 }
 

@@ -24,13 +24,18 @@ void responses_store_free(responses_store *s); /* NULL is fine */
 
 /* Keep a response under its id, which is new. owner: up to 64 characters, "" is one too. object and
  * items are moved, and freed where there is no room for them or no memory. object: the response as
- * JSON; items: the conversation that it ends, as JSON with commas between. */
+ * JSON; items: the conversation that it ends, as JSON with commas between; own: where in it the
+ * response's own begin. */
 void responses_store_add(responses_store *s, const char *owner, const char *id, td_buf *object,
-                         td_buf *items, td_usec now);
+                         td_buf *items, size_t own, td_usec now);
 
 /* What is kept under an id, until the next call; each of object and items may be NULL. */
 bool responses_store_find(responses_store *s, const char *owner, td_slice id, td_usec now,
                           td_slice *object, td_slice *items);
+
+/* The same of a response's own items alone. */
+bool responses_store_find_own(responses_store *s, const char *owner, td_slice id, td_usec now,
+                              td_slice *items);
 
 /* False: there is none. */
 bool responses_store_remove(responses_store *s, const char *owner, td_slice id, td_usec now);

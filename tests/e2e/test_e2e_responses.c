@@ -217,6 +217,11 @@ static void test_methods_and_bodies(cluster *c)
     assert_int_equal(a.status, 400);
     assert_non_null(strstr(ask_error(&a, "message"), "does not store"));
     ask_free(&a);
+    ask_start(&a, cluster_port(c), "GET", "/v1/responses/resp_1?include=x&stream=true", "", "", 0);
+    asks_wait(&a, 1);
+    assert_int_equal(a.status, 400);
+    assert_string_equal(ask_error(&a, "param"), "stream");
+    ask_free(&a);
     ask_start(&a, cluster_port(c), "PUT", "/v1/responses/resp_1", "", "", 0);
     asks_wait(&a, 1);
     assert_int_equal(a.status, 405);

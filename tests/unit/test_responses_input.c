@@ -204,6 +204,16 @@ static void test_references_are_bounded(void **state)
     assert_string_equal(err.param, "input[3]");
     assert_non_null(strstr(err.text, "more than"));
     responses_request_free(&q);
+    h.arg = (void *)(uintptr_t) "{\"role\":\"user\",\"content\":\"x\"}";
+    td_buf_clear(&body);
+    td_buf_str(&body, "{\"input\":[");
+    for (size_t i = 0; i < 1025; i++)
+        td_buf_fmt(&body, "%s{\"id\":\"msg_1\"}", i > 0 ? "," : "");
+    td_buf_str(&body, "]}");
+    assert_int_equal(parse(body.ptr, &h, &q, &err), TD_INVALID);
+    assert_string_equal(err.param, "input[1024]");
+    assert_non_null(strstr(err.text, "at most 1024 items"));
+    responses_request_free(&q);
     td_buf_free(&items);
     td_buf_free(&body);
 }

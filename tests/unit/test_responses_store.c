@@ -25,7 +25,7 @@ static void add(responses_store *s, const char *id, size_t n, td_usec now)
     td_buf_str(&object, id);
     for (size_t i = 0; i < n; i++)
         td_buf_byte(&items, 'x');
-    responses_store_add(s, "", id, &object, &items, now);
+    responses_store_add(s, "", id, &object, &items, 0, now);
     assert_true(object.ptr == NULL && items.ptr == NULL); /* moved, or freed */
 }
 
@@ -64,12 +64,30 @@ static void test_only_the_owner_finds_one(void **state)
 
     (void)state;
     td_buf_str(&object, "a");
-    responses_store_add(s, "me", "a", &object, &items, 0);
+    responses_store_add(s, "me", "a", &object, &items, 0, 0);
     assert_false(has(s, "a", 1));
     assert_false(responses_store_find(s, "m", TD_SLICE("a"), 1, NULL, NULL));
     assert_false(responses_store_remove(s, "you", TD_SLICE("a"), 1));
     assert_true(responses_store_find(s, "me", TD_SLICE("a"), 1, NULL, NULL));
     assert_true(responses_store_remove(s, "me", TD_SLICE("a"), 1));
+    responses_store_free(s);
+}
+
+static void test_what_is_a_responses_own(void **state)
+{
+    responses_store *s = make(1 << 20);
+    td_buf object = {0}, items = {0};
+    td_slice found;
+
+    (void)state;
+    td_buf_str(&object, "a");
+    td_buf_str(&items, "{},{\"own\":1}");
+    responses_store_add(s, "me", "a", &object, &items, 3, 0);
+    assert_true(responses_store_find_own(s, "me", TD_SLICE("a"), 1, &found));
+    assert_true(td_slice_eq(found, TD_SLICE("{\"own\":1}")));
+    assert_false(responses_store_find_own(s, "", TD_SLICE("a"), 1, &found));
+    assert_true(responses_store_find(s, "me", TD_SLICE("a"), 1, NULL, &found));
+    assert_int_equal(found.len, 12);
     responses_store_free(s);
 }
 
@@ -113,7 +131,7 @@ static void test_what_is_not_whole_is_not_kept(void **state)
 
     (void)state;
     td_buf_str(&object, "a");
-    responses_store_add(s, "", "a", &object, &items, 0);
+    responses_store_add(s, "", "a", &object, &items, 0, 0);
     assert_false(has(s, "a", 0));
     assert_int_equal(responses_store_bytes(s), 0);
     responses_store_free(s);
@@ -124,6 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_found_until_removed),
         cmocka_unit_test(test_only_the_owner_finds_one),
+        cmocka_unit_test(test_what_is_a_responses_own),
         cmocka_unit_test(test_time_ends_them),
         cmocka_unit_test(test_the_oldest_make_room),
         cmocka_unit_test(test_what_is_not_whole_is_not_kept),
