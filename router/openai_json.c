@@ -482,20 +482,42 @@ td_status openai_take_format(cJSON *format, const char *where, const char *insid
 
 /* ---- tools ---- */
 
-/* A call says by name alone whom it means. */
-static td_status check_unique(const chat *c, const char *where, td_error *err)
-{
-    td_slice name = chat_bare_name(c->tools[c->n_tools - 1].name);
-    char field[96];
+typedef struct named {
+    td_slice name;
+    size_t i;
+} named;
 
-    for (size_t i = 0; i + 1 < c->n_tools; i++) {
-        if (!td_slice_eq(chat_bare_name(c->tools[i].name), name))
+static int by_tool(const void *pa, const void *pb)
+{
+    const named *a = pa, *b = pb;
+    size_t n = a->name.len < b->name.len ? a->name.len : b->name.len;
+    int d = n > 0 ? memcmp(a->name.ptr, b->name.ptr, n) : 0;
+
+    if (d == 0 && a->name.len != b->name.len)
+        d = a->name.len < b->name.len ? -1 : 1;
+    return d != 0 ? d : (a->i > b->i) - (a->i < b->i);
+}
+
+td_status openai_check_tool_names(const chat *c, const char *inside, td_error *err)
+{
+    named *list = c->oom ? NULL : calloc(c->n_tools + 1, sizeof *list);
+    td_status st = TD_OK;
+    char field[64];
+
+    if (list == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for %zu tools", c->n_tools);
+    for (size_t i = 0; i < c->n_tools; i++)
+        list[i] = (named){chat_bare_name(c->tools[i].name), i};
+    qsort(list, c->n_tools, sizeof *list, by_tool);
+    for (size_t i = 1; st == TD_OK && i < c->n_tools; i++) {
+        if (!td_slice_eq(list[i - 1].name, list[i].name))
             continue;
-        snprintf(field, sizeof field, "%s.name", where);
-        return td_fail_param(err, field, "%s: '%.*s' is the name of tools[%zu] already", field,
-                             chat_shown(name), name.ptr, i);
+        snprintf(field, sizeof field, "tools[%zu]%s.name", list[i].i, inside);
+        st = td_fail_param(err, field, "%s: '%.*s' is the name of tools[%zu] already", field,
+                           chat_shown(list[i].name), list[i].name.ptr, list[i - 1].i);
     }
-    return TD_OK;
+    free(list);
+    return st;
 }
 
 td_status openai_take_function(cJSON *function, const char *where, chat *c, td_error *err)
@@ -508,8 +530,6 @@ td_status openai_take_function(cJSON *function, const char *where, chat *c, td_e
 
     if (st == TD_OK)
         st = openai_take_string(function, "description", where, false, c, &out->description, err);
-    if (st == TD_OK && !c->oom)
-        st = check_unique(c, where, err);
     if (st != TD_OK)
         return st;
     strict = openai_field(function, "strict");
@@ -593,19 +613,19 @@ td_status openai_take_tools(cJSON *root, chat *c, td_error *err)
 {
     cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "tools"), *t, *next;
     size_t i = 0;
+    td_status st;
 
     if (list != NULL && !cJSON_IsNull(list)) {
         if (!cJSON_IsArray(list))
             return td_fail_param(err, "tools", "tools must be an array, not %s",
                                  openai_type_name(list));
         for (t = list->child; t != NULL; t = next) {
-            td_status st;
-
             next = t->next;
             st = take_tool(t, i++, c, err);
             if (st != TD_OK)
                 return st;
         }
     }
-    return openai_take_tool_choice(root, c, err);
+    st = openai_check_tool_names(c, ".function", err);
+    return st == TD_OK ? openai_take_tool_choice(root, c, err) : st;
 }

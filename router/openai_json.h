@@ -32,10 +32,13 @@ TD_MUST_CHECK td_status openai_take_text(const cJSON *v, const char *where, cons
 TD_MUST_CHECK td_status openai_take_string(const cJSON *o, const char *name, const char *where,
                                            bool needed, chat *c, td_slice *out, td_error *err);
 
-/* Name, which no tool before it has, description, parameters (moved out of the tree) and strict of
- * a function, as a new tool. */
+/* Name, description, parameters (moved out of the tree) and strict of a function, as a new tool. */
 TD_MUST_CHECK td_status openai_take_function(cJSON *function, const char *where, chat *c,
                                              td_error *err);
+
+/* No two tools have one name: a call says by that alone whom it means. inside: where a tool has it,
+ * ".function" or "". */
+TD_MUST_CHECK td_status openai_check_tool_names(const chat *c, const char *inside, td_error *err);
 
 /* What the answer is to be: an object with a type, text, json_object or json_schema, that errors
  * call `where`. The schema's name, description, strict and the schema itself (moved out of the

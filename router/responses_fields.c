@@ -307,7 +307,7 @@ static td_status take_tools(cJSON *root, responses_request *q, td_error *err)
             return st;
     }
     echo_tools(&q->g.chat, &q->echo);
-    return TD_OK;
+    return openai_check_tool_names(&q->g.chat, "", err);
 }
 
 static td_status take_tool_choice(const cJSON *root, responses_request *q, td_error *err)

@@ -219,6 +219,9 @@ static void test_mistakes_are_named(void **state)
         {"{" HI "\"metadata\":[]}", "metadata", "an array"},
         {"{" HI "\"metadata\":{\"a\":1}}", "metadata", "\"a\""},
         {"{" HI "\"min_p\":0.5}", "min_p", "top_p"},
+        {"{" HI "\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{\"type\":\"function\","
+         "\"name\":\"f\"}]}",
+         "tools[1].name", "'f' is the name of tools[0]"},
         {"{" HI "\"guided_json\":{}}", "guided_json", "text.format"},
         {"{" HI "\"reasoning\":\"low\"}", "reasoning", "a string"},
         {"{" HI "\"reasoning\":{\"effort\":\"none\"}}", "reasoning.effort", "low"},
