@@ -119,8 +119,9 @@ static void test_case_named_tool(cluster *c)
     ask a[2];
 
     for (int streamed = 0; streamed < 2; streamed++) {
-        snprintf(strrchr(body, '}'), 64, ",\"temperature\":0%s}",
-                 streamed ? ",\"stream\":true" : "");
+        /* The second is the first and one member more. */
+        snprintf(strrchr(body, '}'), 64, ",%s}",
+                 streamed ? "\"stream\":true" : "\"temperature\":0");
         ask_post(&a[streamed], cluster_port(c), body);
         asks_wait(&a[streamed], 1);
         ask_assert_good(&a[streamed]);
