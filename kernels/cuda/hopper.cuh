@@ -269,6 +269,26 @@ __device__ __forceinline__ uint32_t cluster_ctarank()
     asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(r));
     return r;
 }
+/* At the same offset in the shared memory of a block of the cluster. */
+__device__ __forceinline__ void st_cluster_f32(uint32_t addr, uint32_t rank, float x)
+{
+    asm volatile("{\n"
+                 ".reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "st.shared::cluster.f32 [remote], %2;\n"
+                 "}\n" ::"r"(addr),
+                 "r"(rank), "f"(x)
+                 : "memory");
+}
+/* The two halves of a barrier that promises nothing about memory, only that all have come. */
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void barrier_cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.aligned;\n" ::: "memory");
+}
 __device__ __forceinline__ void barrier_cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"

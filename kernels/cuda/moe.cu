@@ -90,10 +90,10 @@ td_status td_cuda_router(td_stream *s, const td_router_args *a, td_error *err)
                        a->M, MOST_EXPERTS);
     if (a->T == 0)
         return TD_OK;
+    if (a->T <= TD_SMALL_STEP && td_cuda_router_small_fits(a))
+        return td_cuda_router_small(s, a, err);
     float *logits = (float *)td_cuda_ws_take(&ws, (size_t)a->T * (size_t)a->M * sizeof(float));
 
-    if (a->T <= TD_SMALL_STEP && td_cuda_router_small_fits(a))
-        return td_cuda_router_small(s, a, logits, err);
     td_cuda_rmsnorm(s->handle, (const float *)a->x, NULL, td_cuda_vector(a->norm), a->eps, a->T,
                     a->D, a->t, a->D);
     g.a = (const uint16_t *)a->t;

@@ -1,12 +1,11 @@
 /* router_small: norm, logits and choice in one launch; decode steps.
  *
- * A cluster of blocks takes 8 tokens: each block norms them all, multiplies 16 experts at a time
- * (the rows of mma.m16n8k16; the tokens are its columns), and after the cluster has met, a warp a
- * token chooses. The weights do not wait for the norm: their first loads are on the way before it.
- * Bound by latencies: one H200,
- * 2026-11-30, replays of a graph over rotated weights, gpt-oss with 32 experts: 5.9 us at one
- * token, 10 from 8 on, where a block norms 8 rows; with 128 experts 6.5 and 10, and 20 at 128
- * tokens.
+ * A cluster of blocks takes up to 8 tokens: each block norms them all, multiplies 16 experts at a
+ * time (the rows of mma.m16n8k16; the tokens are its columns), and after the cluster has met, a
+ * warp a token chooses. The weights do not wait for the norm: their first loads are on the way
+ * before it. Bound by latencies, and a block's time grows with its tokens: as few a cluster as fit
+ * the machine. One H200, 2026-11-30, bench/ops_cuda, gpt-oss with 32 experts: 5.0 us at one token,
+ * 5.3 at 8, 6.4 at 128.
  *
  * The warps cut K among them, each adds up its units of 64 columns, and their sums are added in
  * order: a logit's bits depend neither on T nor on the token's place. Within each block of 32
@@ -28,10 +27,10 @@ struct router_params {
     const uint8_t *w;
     const int32_t *live;
     __nv_bfloat16 *t;
-    float *logits;
     int32_t *idx;
     float *prob;
     int32_t T, D, M, k, units, pitch; /* pitch: bytes from token to token in shared memory */
+    int32_t tokens;                   /* of a cluster, up to TOKENS */
     float eps;
 };
 
@@ -61,20 +60,22 @@ struct weights {
 
 /* bf16(rmsnorm(x) * norm) of the cluster's tokens into shared memory, and to t. All threads; ends
  * with a barrier. */
+template <int MOST>
 static __device__ __forceinline__ void norm_tokens(const router_params &p, int first, uint32_t smem)
 {
-    __shared__ float sums[TOKENS][WARPS], factor[TOKENS];
+    const int AT_ONCE = MOST < NORMED ? MOST : NORMED;
+    __shared__ float sums[MOST][WARPS], factor[MOST];
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-    const int n = p.T - first < TOKENS ? p.T - first : TOKENS, rank = (int)cluster_ctarank();
+    const int n = min(p.T - first, p.tokens), rank = (int)cluster_ctarank();
 
 #pragma unroll
-    for (int from = 0; from < TOKENS; from += NORMED) {
-        float4 x[NORMED][2];
+    for (int from = 0; from < MOST; from += AT_ONCE) {
+        float4 x[AT_ONCE][2];
 
         if (from >= n)
             break;
 #pragma unroll
-        for (int t = 0; t < NORMED; t++)
+        for (int t = 0; t < AT_ONCE; t++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int c = (tid + i * THREADS) * 4;
@@ -84,7 +85,7 @@ static __device__ __forceinline__ void norm_tokens(const router_params &p, int f
                               : make_float4(0, 0, 0, 0);
             }
 #pragma unroll
-        for (int t = 0; t < NORMED; t++) {
+        for (int t = 0; t < AT_ONCE; t++) {
             float sum = 0.0f;
 
             if (from + t >= n)
@@ -123,7 +124,7 @@ static __device__ __forceinline__ void norm_tokens(const router_params &p, int f
         if (c >= p.units * 64)
             break;
 #pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
+        for (int t = 0; t < MOST; t++) {
             uint2 out = {0, 0}; /* zeros from column D on */
 
             if (t >= n)
@@ -180,7 +181,7 @@ static __device__ __forceinline__ void multiply(const router_params &p, weights 
 }
 
 /* The k largest of logits[M] in falling order, ties to the lower index, NaN below all; one warp. */
-static __device__ void choose(const router_params &p, int t)
+static __device__ void choose(const router_params &p, int t, const float *logits)
 {
     const int lane = threadIdx.x % 32;
     int32_t *idx = p.idx + (int64_t)t * p.k;
@@ -202,7 +203,7 @@ static __device__ void choose(const router_params &p, int t)
         value[i] = 0.0f;
         key[i] = 0;
         if (e < p.M) {
-            value[i] = __fadd_rn(__ldcg(p.logits + (int64_t)t * p.M + e), 0.0f); /* -0 equals 0 */
+            value[i] = __fadd_rn(logits[e], 0.0f); /* -0 equals 0 */
             const uint32_t bits = __float_as_uint(value[i]);
 
             key[i] = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -243,19 +244,26 @@ static __device__ void choose(const router_params &p, int t)
             prob[j] /= sum;
 }
 
+template <int MOST>
 static __global__ void __launch_bounds__(THREADS, 1)
     router_small_kernel(const __grid_constant__ router_params p)
 {
     extern __shared__ __align__(128) uint8_t mem[];
     __shared__ float4 sums[WARPS][32];
+    __shared__ float logits[MOST][MOST_M]; /* of the tokens whose experts this block chooses */
     const uint32_t smem = smem_addr(mem);
-    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, first = blockIdx.x * TOKENS;
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, first = blockIdx.x * p.tokens;
     const int unit = warp * p.units / WARPS, n = (warp + 1) * p.units / WARPS - unit;
+    const int live = min(p.T - first, p.tokens);
     int expert = blockIdx.y * 16;
     weights w;
 
+    griddepcontrol_launch_dependents();
+    barrier_cluster_arrive_relaxed(); /* the others' shared memory is there, once waited for */
     w.load(p, expert, unit, n);
-    norm_tokens(p, first, smem);
+    griddepcontrol_wait();
+    norm_tokens<MOST>(p, first, smem);
+    barrier_cluster_wait();
     for (; expert < p.M; expert += 16 * gridDim.y) {
         float acc[4] = {};
 
@@ -266,21 +274,22 @@ static __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         if (tid < 128) { /* a lane of the accumulators and one of its four */
             const int g = tid / 4 / 4, q = tid / 4 % 4, i = tid % 4;
-            const int e = expert + g + i / 2 * 8, t = first + 2 * q + i % 2;
+            const int e = expert + g + i / 2 * 8, t = 2 * q + i % 2;
             float sum = 0.0f;
 
 #pragma unroll
             for (int v = 0; v < WARPS; v++)
                 sum = __fadd_rn(sum, ((const float *)&sums[v][tid / 4])[i]);
-            if (e < p.M && t < p.T)
-                p.logits[(int64_t)t * p.M + e] = __fadd_rn(sum, p.bias[e]);
+            if (e < p.M && t < live)
+                st_cluster_f32(smem_addr(&logits[t / gridDim.y][e]), t % gridDim.y,
+                               __fadd_rn(sum, p.bias[e]));
         }
         __syncthreads();
     }
-    barrier_cluster_sync(); /* all logits of these tokens are written */
+    barrier_cluster_sync(); /* all logits are there */
     const int t = warp * gridDim.y + blockIdx.y;
-    if (t < TOKENS && first + t < p.T)
-        choose(p, first + t);
+    if (t < live)
+        choose(p, first + t, logits[warp]);
 }
 
 bool td_cuda_router_small_fits(const td_router_args *a)
@@ -288,21 +297,24 @@ bool td_cuda_router_small_fits(const td_router_args *a)
     return td_cuda_format(a->w) == CUDA_BF16 && a->D % 4 == 0 && a->D <= MOST_D && a->M <= MOST_M;
 }
 
-td_status td_cuda_router_small(td_stream *s, const td_router_args *a, float *logits, td_error *err)
+td_status td_cuda_router_small(td_stream *s, const td_router_args *a, td_error *err)
 {
     const int groups = (a->M + 15) / 16, blocks = groups < MOST_BLOCKS ? groups : MOST_BLOCKS;
     cudaLaunchConfig_t launch = {};
-    cudaLaunchAttribute cluster = {};
+    cudaLaunchAttribute attr[2] = {}, &cluster = attr[0];
     router_params p = {};
-    cudaError_t e;
+    int processors = 0;
+    cudaError_t e =
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, s->dev->index);
 
+    if (e != cudaSuccess)
+        return td_cuda_status(err, e, "router");
     p.x = (const float *)a->x;
     p.norm = td_cuda_vector(a->norm);
     p.bias = td_cuda_vector(a->bias);
     p.w = (const uint8_t *)a->w->mem.ptr;
     p.live = a->live;
     p.t = (__nv_bfloat16 *)a->t;
-    p.logits = logits;
     p.idx = a->idx;
     p.prob = a->prob;
     p.T = a->T;
@@ -312,18 +324,25 @@ td_status td_cuda_router_small(td_stream *s, const td_router_args *a, float *log
     p.units = (int32_t)(td_cuda_pitch(a->D) / 64);
     p.pitch = p.units * 128 + 64; /* two tokens' 64 bytes meet no bank twice */
     p.eps = a->eps;
+    p.tokens = 1; /* as few as one wave of blocks allows: a block's time grows with each */
+    while (p.tokens < TOKENS && (a->T + p.tokens - 1) / p.tokens * blocks > processors)
+        p.tokens *= 2;
+    /* Of its own, because instructions that a layer of one token has to fetch cost time. */
+    const auto kernel = p.tokens == 1 ? router_small_kernel<1> : router_small_kernel<TOKENS>;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = 1;
     cluster.val.clusterDim.y = (unsigned)blocks;
     cluster.val.clusterDim.z = 1;
-    launch.gridDim = dim3((unsigned)((a->T + TOKENS - 1) / TOKENS), (unsigned)blocks);
+    launch.gridDim = dim3((unsigned)((a->T + p.tokens - 1) / p.tokens), (unsigned)blocks);
     launch.blockDim = dim3(THREADS);
     launch.dynamicSmemBytes = (size_t)(TOKENS * p.pitch);
     launch.stream = s->handle;
-    launch.attrs = &cluster;
-    launch.numAttrs = 1;
-    if ((e = cudaFuncSetAttribute(router_small_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[1].val.programmaticStreamSerializationAllowed = 1;
+    launch.attrs = attr;
+    launch.numAttrs = 2;
+    if ((e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)launch.dynamicSmemBytes)) != cudaSuccess)
         return td_cuda_status(err, e, "router");
-    return td_cuda_status(err, cudaLaunchKernelEx(&launch, router_small_kernel, p), "router");
+    return td_cuda_status(err, cudaLaunchKernelEx(&launch, kernel, p), "router");
 }

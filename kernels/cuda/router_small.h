@@ -11,8 +11,8 @@ extern "C" {
 /* Whether td_cuda_router_small() takes this shape; the same for every T up to TD_SMALL_STEP. */
 bool td_cuda_router_small_fits(const td_router_args *a);
 
-/* The whole step. logits [T, M] f32 is workspace. */
-td_status td_cuda_router_small(td_stream *s, const td_router_args *a, float *logits, td_error *err);
+/* The whole step. */
+td_status td_cuda_router_small(td_stream *s, const td_router_args *a, td_error *err);
 
 #ifdef __cplusplus
 }
