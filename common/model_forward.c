@@ -24,6 +24,12 @@ static td_status reduce(td_model *m, int32_t rank, const td_buffer *part, bool c
     return td_comm_reduce_add(m->comm, rank, r->stream, part->ptr, n, clear, r->x.ptr, err);
 }
 
+/* Without other ranks a step adds its part to x itself. */
+static bool added_in_step(const td_model *m)
+{
+    return m->comm == NULL;
+}
+
 static td_kv_view kv_view(const td_model *m, const model_rank *r, int32_t layer)
 {
     int64_t stride = (int64_t)td_kv_head_stride(&m->kv, layer);
@@ -121,6 +127,7 @@ td_status model_attn_out(const td_model *m, int32_t rank, int32_t layer, int32_t
                                                 .w = &w->o,
                                                 .bias = r->shard.adds_out_bias ? &w->o_bias : NULL,
                                                 .out = r->part[0].ptr,
+                                                .x = added_in_step(m) ? r->x.ptr : NULL,
                                                 .ws = r->ws.ptr},
                             err);
 }
@@ -142,7 +149,7 @@ static td_status attention_half(td_model *m, int32_t rank, int32_t layer, td_err
     if ((st = attention(m, r, layer, err)) != TD_OK ||
         (st = model_attn_out(m, rank, layer, m->step.T, err)) != TD_OK)
         return st;
-    return reduce(m, rank, &r->part[0], false, err);
+    return added_in_step(m) ? TD_OK : reduce(m, rank, &r->part[0], false, err);
 }
 
 static td_status expert_half(td_model *m, int32_t rank, int32_t layer, td_error *err)
@@ -186,9 +193,10 @@ static td_status expert_half(td_model *m, int32_t rank, int32_t layer, td_error 
                                .down = &w->down,
                                .down_bias = s->adds_down_bias ? &w->down_bias : NULL,
                                .out = r->part[1].ptr,
+                               .x = added_in_step(m) ? r->x.ptr : NULL,
                                .ws = r->ws.ptr},
             err);
-    return st != TD_OK ? st : reduce(m, rank, &r->part[1], false, err);
+    return st != TD_OK || added_in_step(m) ? st : reduce(m, rank, &r->part[1], false, err);
 }
 
 static td_status layers(td_model *m, int32_t rank, td_error *err)

@@ -229,15 +229,18 @@ typedef struct td_attn_decode_args {
 
 /* Output projection: out = o W^T + bias, this rank's part of the sum over ranks.
  *
- *   o     [T, H d]  act  in
- *   w     [D, H d]       in   DENSE: the columns of this rank's heads
- *   bias  [D]            in   NULL on all ranks but one
- *   out   [T, D]    act  out */
+ *   o     [T, H d]  act    in
+ *   w     [D, H d]         in       DENSE: the columns of this rank's heads
+ *   bias  [D]              in       NULL on all ranks but one
+ *   out   [T, D]    act    out
+ *   x     [T, D]    resid  in, out  NULL, or x += out, bit for bit what add() would make of it;
+ *                                   what is in out afterwards is then not defined */
 typedef struct td_attn_out_args {
     int32_t T, D, Hd;
     const void *o;
     const td_matrix *w, *bias;
     void *out;
+    void *x;
     void *ws;
 } td_attn_out_args;
 
@@ -277,6 +280,7 @@ typedef struct td_router_args {
  *   down      [E][D, I]          in   DOWN
  *   down_bias [E * D]            in   NULL: another rank of the group adds it
  *   out       [T, D]        act  out
+ *   x         [T, D]       resid in, out  as in attn_out
  *
  * Bytes that must move: the touched experts' weights. */
 typedef struct td_experts_args {
@@ -287,6 +291,7 @@ typedef struct td_experts_args {
     const float *prob;
     const td_matrix *gate_up, *gate_up_bias, *down, *down_bias;
     void *out;
+    void *x;
     void *ws;
 } td_experts_args;
 

@@ -230,5 +230,5 @@ td_status cpu_attn_out(td_stream *s, const td_attn_out_args *a, td_error *err)
                                       .y = a->out,
                                       .ldy = a->D,
                                       .scratch = a->ws});
-    return TD_OK;
+    return cpu_add_part(s, (size_t)a->T * (size_t)a->D, a->out, a->x, err);
 }

@@ -69,6 +69,8 @@ void cpu_rmsnorm(td_dev *dev, const float *x, const int32_t *row, const td_matri
 td_status cpu_attn_in(td_stream *s, const td_attn_in_args *a, td_error *err);
 td_status cpu_attn_prefill(td_stream *s, const td_attn_prefill_args *a, td_error *err);
 td_status cpu_attn_decode(td_stream *s, const td_attn_decode_args *a, td_error *err);
+/* x += part, where a step was asked to; x NULL: nothing. */
+td_status cpu_add_part(td_stream *s, size_t n, const void *part, void *x, td_error *err);
 td_status cpu_attn_out(td_stream *s, const td_attn_out_args *a, td_error *err);
 td_status cpu_embed(td_stream *s, const td_embed_args *a, td_error *err);
 td_status cpu_add(td_stream *s, const td_add_args *a, td_error *err);

@@ -235,5 +235,5 @@ td_status cpu_experts(td_stream *s, const td_experts_args *a, td_error *err)
     mlp(&j, 1, a->gate_up);
     mlp(&j, 2, a->down);
     cpu_pool_run(dev->pool, a->T, (int64_t)pairs * a->D, combine_item, &j);
-    return TD_OK;
+    return cpu_add_part(s, (size_t)a->T * (size_t)a->D, a->out, a->x, err);
 }

@@ -63,6 +63,13 @@ td_status cpu_add(td_stream *s, const td_add_args *a, td_error *err)
     return TD_OK;
 }
 
+td_status cpu_add_part(td_stream *s, size_t n, const void *part, void *x, td_error *err)
+{
+    if (x == NULL)
+        return TD_OK;
+    return cpu_add(s, &(td_add_args){.n = n, .n_parts = 1, .part = &part, .x = x}, err);
+}
+
 typedef struct norm_job {
     const td_cpu_hot *hot;
     const float *x, *g;

@@ -334,6 +334,7 @@ static td_status attn_out_small(td_stream *s, const td_attn_out_args *a, td_erro
     p.split = td_cuda_dense_split(p.N, p.K);
     p.out = a->out;
     p.ldo = a->D;
+    p.sum = (float *)a->x;
     return td_cuda_dense(s->handle, CUDA_DENSE_OUT, &p, "attn_out", err);
 }
 
@@ -353,6 +354,19 @@ static td_status attn_out_large(td_stream *s, const td_attn_out_args *a, cuda_bl
         g->bias = bias;
     }
     return st != TD_OK ? st : td_cuda_blas(s, g, "attn_out", err);
+}
+
+td_status td_cuda_add_part(td_stream *s, size_t n, const void *part, void *x, td_error *err)
+{
+    if (x == NULL)
+        return TD_OK;
+    td_add_args a = {};
+
+    a.n = n;
+    a.n_parts = 1;
+    a.part = &part;
+    a.x = x;
+    return td_cuda_add(s, &a, err);
 }
 
 td_status td_cuda_attn_out(td_stream *s, const td_attn_out_args *a, td_error *err)
@@ -378,7 +392,9 @@ td_status td_cuda_attn_out(td_stream *s, const td_attn_out_args *a, td_error *er
     b.out = a->out;
     b.ldo = a->D;
     if (a->T > TD_SMALL_STEP && td_cuda_format(a->w) == CUDA_BF16 && td_cuda_blas_takes(&b))
-        return attn_out_large(s, a, &b, err);
+        return (st = attn_out_large(s, a, &b, err)) != TD_OK
+                   ? st
+                   : td_cuda_add_part(s, (size_t)a->T * (size_t)a->D, a->out, a->x, err);
     g.a = (const uint16_t *)a->o;
     g.lda = a->Hd;
     g.M = a->T;
@@ -386,5 +402,7 @@ td_status td_cuda_attn_out(td_stream *s, const td_attn_out_args *a, td_error *er
     g.bias = td_cuda_vector(a->bias);
     g.out = a->out;
     g.ldo = a->D;
-    return td_cuda_gemm(s->handle, CUDA_OUT_BF16, &g, "attn_out", err);
+    if ((st = td_cuda_gemm(s->handle, CUDA_OUT_BF16, &g, "attn_out", err)) != TD_OK)
+        return st;
+    return td_cuda_add_part(s, (size_t)a->T * (size_t)a->D, a->out, a->x, err);
 }

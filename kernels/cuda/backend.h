@@ -44,6 +44,7 @@ typedef struct cuda_staging cuda_staging;
 struct td_dev {
     int32_t index;
     int32_t held; /* processors that waiting kernels of other ranks on this GPU may occupy */
+    bool counted; /* among those that are open: td_cuda_alone() */
     td_stream stream;
     cuda_event event[TD_CUDA_EVENTS];
     uint32_t next_event;
@@ -105,6 +106,8 @@ static inline const float *td_cuda_vector(const td_matrix *m)
 
 /* cudaMalloc()'s, as measured: 24 layers of gpt-oss-20b lose 150 MiB to it. */
 enum { TD_CUDA_ALLOC_GRAIN = 2 << 20 };
+/* No other rank of this process has this GPU open now, so all steps on it run on one stream. */
+bool td_cuda_alone(const td_dev *dev);
 td_status td_cuda_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
 td_status td_cuda_alloc_raw(td_dev *dev, size_t bytes, td_buffer *out, td_error *err); /* as it is */
 td_status td_cuda_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *blocks,
@@ -177,6 +180,8 @@ td_status td_cuda_attn_prefill(td_stream *s, const td_attn_prefill_args *a, td_e
 td_status td_cuda_attn_decode(td_stream *s, const td_attn_decode_args *a, td_error *err);
 td_status td_cuda_attn_out(td_stream *s, const td_attn_out_args *a, td_error *err);
 td_status td_cuda_add(td_stream *s, const td_add_args *a, td_error *err);
+/* x += part, where a step was asked to and its kernel does not; x NULL: nothing. */
+td_status td_cuda_add_part(td_stream *s, size_t n, const void *part, void *x, td_error *err);
 td_status td_cuda_router(td_stream *s, const td_router_args *a, td_error *err);
 td_status td_cuda_experts(td_stream *s, const td_experts_args *a, td_error *err);
 td_status td_cuda_head(td_stream *s, const td_head_args *a, td_error *err);

@@ -119,6 +119,15 @@ __device__ __forceinline__ void dense_store_out(const cuda_dense_args &p, const 
         return;
     lo = __fadd_rn(lo, at.bias_lo);
     hi = __fadd_rn(hi, at.bias_hi);
+    if (p.sum != NULL) {
+        float *x = p.sum + t * p.ldo + at.row;
+        const float2 old = {__ldcg(x), second ? __ldcg(x + 1) : 0.0f};
+
+        x[0] = __fadd_rn(old.x, __bfloat162float(__float2bfloat16_rn(lo)));
+        if (second)
+            x[1] = __fadd_rn(old.y, __bfloat162float(__float2bfloat16_rn(hi)));
+        return;
+    }
     if (second && ((uintptr_t)out & 3) == 0) {
         *(uint32_t *)out = cvt_bf16x2(lo, hi);
     } else {

@@ -77,6 +77,7 @@ typedef struct cuda_dense_args {
     /* OUT */
     void *out; /* [T, N] bf16, rows ldo apart */
     int64_t ldo;
+    float *sum; /* NULL, or [T, N], rows ldo apart: the result is added to it, and not stored */
     /* QKV: N = (H + 2 KV) d, d a multiple of 16 */
     const float *scale; /* [T]: 1 / rms, if x is NULL */
     const float *cos, *sin;

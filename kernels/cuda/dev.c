@@ -3,13 +3,24 @@
 #include "kernels/cuda/blas.h"
 #include "kernels/cuda/comm.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { COUNTED = 64 }; /* GPUs of a process whose ranks are counted */
+static atomic_int open_here[COUNTED];
+
+bool td_cuda_alone(const td_dev *dev)
+{
+    return dev->counted && atomic_load(&open_here[dev->index]) == 1;
+}
 
 static void dev_close(td_dev *dev)
 {
     if (dev == NULL)
         return;
+    if (dev->counted)
+        atomic_fetch_sub(&open_here[dev->index], 1);
     td_cuda_ignore(cudaSetDevice(dev->index), "cudaSetDevice");
     if (dev->stream.handle != NULL)
         td_cuda_ignore(cudaStreamSynchronize(dev->stream.handle), "cudaStreamSynchronize");
@@ -90,6 +101,9 @@ static td_status dev_open(const td_dev_options *opt, td_dev **out, td_error *err
     dev->index = opt->index;
     dev->threads = opt->threads;
     dev->stream.dev = dev;
+    dev->counted = dev->index < COUNTED;
+    if (dev->counted)
+        atomic_fetch_add(&open_here[dev->index], 1);
     /* Non-blocking: nothing else in the process, on the default stream, makes a step wait. */
     if ((st = td_cuda_status(err, cudaSetDevice(dev->index), "choosing the device")) != TD_OK ||
         (st = td_cuda_status(err,

@@ -18,25 +18,27 @@
  * streamed (from L2, at best) and unpacked again for each.
  *
  * One H200, 2026-11-30, replays of a graph of 16 steps over rotated weights (bench/ops_cuda
- * measures the step too), top 4 of 32 experts: 29, 94, 157 and 202 us at 1, 8, 64 and 128 tokens,
- * which is 42, 69, 63 and 49% of 4.3 TB/s. A slab takes a block 0.9 us at one tile, 0.75 would be
+ * measures the step too), top 4 of 32 experts: 26, 92, 155 and 202 us at 1, 8, 64 and 128 tokens,
+ * which is 48, 70, 64 and 49% of 4.3 TB/s. A slab takes a block 0.9 us at one tile, 0.75 would be
  * memory's: the integer pipe is busy 55% of the time, the rest are waits. At one token starting,
- * two meetings and the first loads are half of the time.
+ * meeting and the first loads are half of the time.
  *
  * Who works on what follows from idx, which every block reads and sorts for itself. Blocks meet
- * twice, after each product, at a barrier in global memory; the launch is cooperative, so all of
- * them run at once. */
+ * after each product, at a barrier in global memory. With few tokens the second time is left out:
+ * whoever stores the last expert's part of 16 columns adds them up.
+ *
+ * Few tokens have a kernel of their own, for its size: in a model its instructions come from memory
+ * each time, because a layer's weights drive them out of L2. With all sizes of step in one kernel
+ * (182 KB, now 80) a layer of one token took 7 us more. */
 #include "kernels/cuda/experts_small_list.cuh"
 #include "kernels/cuda/experts_small_math.cuh"
 
 #include <math.h>
 
-struct grid_barrier {
-    unsigned count, round;
-};
 /* One step at a time runs on a device's stream, and two streams' cooperative launches of this size
- * do not overlap before their last barrier. Zero when loaded, and count is zero after each use. */
-static __device__ grid_barrier blocks_met;
+ * do not overlap before their last barrier. The upper bit turns with each use, the rest is zero
+ * then. */
+static __device__ unsigned blocks_met;
 
 static __device__ __forceinline__ unsigned load_acquire(const unsigned *p)
 {
@@ -45,30 +47,36 @@ static __device__ __forceinline__ unsigned load_acquire(const unsigned *p)
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-static __device__ __forceinline__ unsigned add_acq_rel(unsigned *p, unsigned x)
-{
-    unsigned v;
-
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;\n"
-                 : "=r"(v)
-                 : "l"(p), "r"(x)
-                 : "memory");
-    return v;
-}
 /* One thread of each block; what it has seen happen before is visible to all after. */
 static __device__ void meet_blocks()
 {
-    const unsigned round = load_acquire(&blocks_met.round);
+    const unsigned all = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1;
+    const unsigned before = add_acq_rel(&blocks_met, all);
 
-    if (add_acq_rel(&blocks_met.count, 1) == gridDim.x - 1) {
-        blocks_met.count = 0;
-        add_acq_rel(&blocks_met.round, 1);
-    } else {
-        while (load_acquire(&blocks_met.round) == round) {
-        }
+    while (((load_acquire(&blocks_met) ^ before) & 0x80000000u) == 0) {
     }
 }
 
+/* FEW: see small_params; then there are no chunks of several tiles. */
+template <bool FEW>
+static __device__ __forceinline__ void take_stay(const small_params &p, uint32_t smem, bool whole,
+                                                 stay &y, math_state &st)
+{
+    if (FEW && whole)
+        do_stay<1, true>(p, smem, y, st);
+    else if (FEW)
+        do_stay<1, false>(p, smem, y, st);
+    else if (!whole)
+        do_stay<TILES, false>(p, smem, y, st);
+    else if (y.n <= 8)
+        do_stay<1, true>(p, smem, y, st);
+    else if (y.n <= 16)
+        do_stay<2, true>(p, smem, y, st);
+    else
+        do_stay<3, true>(p, smem, y, st);
+}
+
+template <bool FEW>
 static __device__ void math_warp(const small_params &p, uint8_t *mem, const shares &mine)
 {
     const item *items = (const item *)(mem + p.items);
@@ -77,6 +85,7 @@ static __device__ void math_warp(const small_params &p, uint8_t *mem, const shar
     const int warp = threadIdx.x / 32;
     math_state st = {{0, 0}, {0, 0}, warp % (MATH_WARPS / TILES), warp / (MATH_WARPS / TILES)};
 
+#pragma unroll 1 /* twice the instructions would be fetched, which takes as long as a slab */
     for (int which = 0; which < 2; which++) {
         const product &w = p.p[which];
         const share s = mine.of[which];
@@ -94,14 +103,7 @@ static __device__ void math_warp(const small_params &p, uint8_t *mem, const shar
             y.first = warp * w.units / MATH_WARPS;
             y.units = (warp + 1) * w.units / MATH_WARPS - y.first;
             y.left.tile = TILES;
-            if (!whole)
-                do_stay<TILES, false>(p, smem, y, st);
-            else if (c.n <= 8)
-                do_stay<1, true>(p, smem, y, st);
-            else if (c.n <= 16)
-                do_stay<2, true>(p, smem, y, st);
-            else
-                do_stay<3, true>(p, smem, y, st);
+            take_stay<FEW>(p, smem, whole, y, st);
             at = end;
         }
         __syncwarp();
@@ -109,7 +111,8 @@ static __device__ void math_warp(const small_params &p, uint8_t *mem, const shar
             mbarrier_arrive(smem + FINISHED);
         if (threadIdx.x == 0) {
             mbarrier_wait(smem + FINISHED, which);
-            meet_blocks();
+            if (which == 0 || !FEW)
+                meet_blocks();
             if (which == 0)
                 mbarrier_arrive(smem + SECOND);
         }
@@ -142,6 +145,7 @@ static __device__ void feed(const small_params &p, uint8_t *mem, const shares &m
     ring to = {0, 1}, arriving = {0, 0}; /* a fresh ring's slots are empty */
     int sent = 0;
 
+#pragma unroll 1
     for (int which = 0; which < 2; which++) {
         const product &w = p.p[which];
         const uint32_t bytes = w.units * TD_MX_UNIT;
@@ -181,6 +185,44 @@ static __device__ __forceinline__ float add_choices(const small_params &p, const
     return sum;
 }
 
+static __device__ __forceinline__ void put_out(const small_params &p, int t, int column, float sum)
+{
+    const int64_t at = (int64_t)t * p.D + column;
+    const __nv_bfloat16 v = __float2bfloat16_rn(sum);
+
+    if (p.x != NULL)
+        p.x[at] = __fadd_rn(p.x[at], __bfloat162float(v));
+    else
+        p.out[at] = v;
+}
+
+/* Of a slab of the second product: how many of its items are done. Zero between steps. */
+static const int MOST_SLABS = MOST_UNITS * MATH_WARPS * TD_MX_COLS / TD_MX_ROWS;
+static __device__ unsigned slabs_done[MOST_SLABS];
+
+/* An item's slab of y is stored. The warp that says so as the last one makes these columns of out.
+ */
+static __device__ __forceinline__ void end_slab(const small_params &p, const int16_t *source,
+                                                int items, int slab)
+{
+    const int lane = threadIdx.x % 32;
+    unsigned before = 0;
+
+    if (lane == 0)
+        before = add_acq_rel(&slabs_done[slab], 1);
+    if ((int)__shfl_sync(~0u, before, 0) + 1 != items)
+        return;
+    if (lane == 0)
+        slabs_done[slab] = 0;
+    __syncwarp(); /* what the others stored is seen by all lanes */
+    for (int i = lane; i < p.T * TD_MX_ROWS; i += 32) {
+        const int t = i / TD_MX_ROWS, column = slab * TD_MX_ROWS + i % TD_MX_ROWS;
+
+        if (column < p.D)
+            put_out(p, t, column, add_choices(p, source, t, column));
+    }
+}
+
 /* The whole of out, among all blocks. */
 static __device__ void write_out(const small_params &p, const int16_t *source)
 {
@@ -188,14 +230,14 @@ static __device__ void write_out(const small_params &p, const int16_t *source)
 
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < p.T * half; i += THREADS * gridDim.x) {
         const int t = i / half, column = i % half * 2;
-        __nv_bfloat16 *out = p.out + (int64_t)t * p.D + column;
 
-        out[0] = __float2bfloat16_rn(add_choices(p, source, t, column));
+        put_out(p, t, column, add_choices(p, source, t, column));
         if (column + 1 < p.D)
-            out[1] = __float2bfloat16_rn(add_choices(p, source, t, column + 1));
+            put_out(p, t, column + 1, add_choices(p, source, t, column + 1));
     }
 }
 
+template <bool FEW>
 static __global__ void __launch_bounds__(THREADS, 1)
     experts_small_kernel(const __grid_constant__ small_params p)
 {
@@ -217,16 +259,25 @@ static __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_init(smem + SECOND, 1);
         fence_mbarrier_init();
     }
-    if (p.T <= 8 && p.T * p.k <= 32)
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait(); /* for the choices, and all else that earlier steps made */
+    if (FEW)
         sort_few_pairs(p, mem, &mine);
     else
         sort_pairs(p, mem, &mine);
     if (threadIdx.x == 32 * FEEDER)
         feed(p, mem, mine);
     else if (threadIdx.x < 32 * FEEDER)
-        math_warp(p, mem, mine);
-    __syncthreads(); /* all blocks have finished: y is complete */
-    write_out(p, (const int16_t *)(mem + p.source));
+        math_warp<FEW>(p, mem, mine);
+    __syncthreads(); /* all of this block's y is there, and if not FEW, of all blocks' */
+    const int16_t *source = (const int16_t *)(mem + p.source);
+    if (FEW && mine.items > 0) {
+#pragma unroll 1
+        for (int i = mine.of[1].from + threadIdx.x / 32; i < mine.of[1].to; i += THREADS / 32)
+            end_slab(p, source, mine.items, i % p.p[1].slabs);
+    } else {
+        write_out(p, source);
+    }
 }
 
 static int round16(int n)
@@ -314,7 +365,8 @@ td_status td_cuda_experts_small(td_stream *s, const td_experts_args *a, void *ac
                                 td_error *err)
 {
     cudaLaunchConfig_t launch = {};
-    cudaLaunchAttribute cooperative = {};
+    cudaLaunchAttribute attr = {};
+    const bool alone = td_cuda_alone(s->dev);
     small_params p;
     int bytes = 0, blocks = 0;
     cudaError_t e;
@@ -328,21 +380,31 @@ td_status td_cuda_experts_small(td_stream *s, const td_experts_args *a, void *ac
     p.lda = td_cuda_ws_pitch(a->I);
     p.y = y;
     p.out = (__nv_bfloat16 *)a->out;
+    p.x = (float *)a->x;
+    p.few = alone && a->T <= 8 && a->T * a->k <= 32;
     p.limit = a->limit;
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
+    const auto kernel = p.few ? experts_small_kernel<true> : experts_small_kernel<false>;
     if ((e = cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, s->dev->index)) !=
             cudaSuccess ||
-        (e = cudaFuncSetAttribute(experts_small_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  bytes)) != cudaSuccess)
+        (e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) !=
+            cudaSuccess)
         return td_cuda_status(err, e, "experts");
-    /* All blocks start at once or not at all: not on processors whose blocks wait for this rank. */
+    /* The blocks wait for each other. Alone on the GPU they all get there, early ones first. Else
+     * they must start at once or not at all, and not on processors whose blocks wait for this rank.
+     */
+    if (alone) {
+        attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attr.val.programmaticStreamSerializationAllowed = 1;
+    } else {
+        attr.id = cudaLaunchAttributeCooperative;
+        attr.val.cooperative = 1;
+    }
     blocks = blocks > s->dev->held ? blocks - s->dev->held : 1;
     launch.gridDim = dim3((unsigned)blocks);
     launch.blockDim = dim3(THREADS);
     launch.dynamicSmemBytes = (size_t)bytes;
     launch.stream = s->handle;
-    launch.attrs = &cooperative;
+    launch.attrs = &attr;
     launch.numAttrs = 1;
-    return td_cuda_status(err, cudaLaunchKernelEx(&launch, experts_small_kernel, p), "experts");
+    return td_cuda_status(err, cudaLaunchKernelEx(&launch, kernel, p), "experts");
 }

@@ -33,10 +33,12 @@ struct small_params {
     __nv_bfloat16 *act;
     float *y;
     __nv_bfloat16 *out;
+    float *x;    /* NULL, or the sum is added to it and out left alone */
     int64_t lda; /* of act */
     int32_t T, k, D, I, E, first;
     float limit;
     int32_t slots, slot_bytes;
+    bool few; /* an expert is one item of one tile: whoever ends a slab of `out` writes it */
     int32_t tiles, parts; /* of 8 tokens, the most in a chunk; buffers of sums */
     /* Offsets in shared memory. */
     int32_t sums, masks, items, sorted, source;
@@ -61,6 +63,7 @@ struct share {
 
 struct shares {
     share of[2]; /* gate_up, down */
+    int items;   /* of the list, if few */
 };
 
 struct ring {

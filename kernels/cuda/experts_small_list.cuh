@@ -154,6 +154,8 @@ static __device__ void sort_few_pairs(const small_params &p, uint8_t *smem, shar
         }
         const uint32_t all = __reduce_add_sync(~0u, leads ? (uint32_t)cost(n) : 0);
         const int n_items = __popc(all_items);
+        if (lane == 0)
+            out->items = n_items;
         if (lane < 4)
             (&out->of[0].from)[lane] = n_items * p.p[lane / 2].slabs;
         __syncwarp();
@@ -161,7 +163,7 @@ static __device__ void sort_few_pairs(const small_params &p, uint8_t *smem, shar
             const item c = {(uint16_t)e, (uint16_t)first, (uint16_t)n, (uint16_t)before};
 
             items[rank] = c;
-#pragma unroll
+#pragma unroll 1 /* instructions have to be fetched, see experts_small_kernel() */
             for (int i = 0; i < 4; i++) {
                 const uint32_t slabs = p.p[i / 2].slabs, begin = before * slabs, each = cost(n);
                 const uint32_t place = all * slabs * (blockIdx.x + i % 2) / gridDim.x;

@@ -250,9 +250,14 @@ td_status td_cuda_experts(td_stream *s, const td_experts_args *a, td_error *err)
     cuda_grouped_args g = {};
     size_t bytes;
 
+    const size_t n = (size_t)a->T * (size_t)a->D;
+    td_status st;
+
     if (td_cuda_format(a->gate_up) == CUDA_FP8 || td_cuda_format(a->down) == CUDA_FP8)
-        return td_cuda_experts_fp8(s, a, err);
-    td_status st = check_experts(a, err);
+        return (st = td_cuda_experts_fp8(s, a, err)) != TD_OK
+                   ? st
+                   : td_cuda_add_part(s, n, a->out, a->x, err);
+    st = check_experts(a, err);
     if (st != TD_OK)
         return st;
     if (a->T == 0)
@@ -291,5 +296,7 @@ td_status td_cuda_experts(td_stream *s, const td_experts_args *a, td_error *err)
         return st;
     combine_kernel<<<a->T, 256, 0, s->handle>>>(ws.y, ws.place, a->prob, a->k, a->D,
                                                 (__nv_bfloat16 *)a->out);
-    return td_cuda_launched(err, "experts");
+    if ((st = td_cuda_launched(err, "experts")) != TD_OK)
+        return st;
+    return td_cuda_add_part(s, n, a->out, a->x, err);
 }

@@ -98,4 +98,17 @@ __device__ __forceinline__ uint32_t cvt_bf16x2(float lo, float hi)
     return r;
 }
 
+/* Adds to a counter in global memory; what happened before others' additions that it saw has
+ * happened, and what happened here before is seen by those that see this one. */
+__device__ __forceinline__ unsigned add_acq_rel(unsigned *p, unsigned x)
+{
+    unsigned v;
+
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;\n"
+                 : "=r"(v)
+                 : "l"(p), "r"(x)
+                 : "memory");
+    return v;
+}
+
 #endif

@@ -244,6 +244,33 @@ void read_elts(harness *h, const void *dev, td_elt elt, size_t n, float *out)
         }
 }
 
+void *some_resid(harness *h, size_t n)
+{
+    float *x = host_floats(h, n);
+
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)((i * 37 + 11) % 256) / 31 - 4;
+    return dev_resid(h, x, n);
+}
+
+float *read_resid(harness *h, const void *x, size_t n)
+{
+    float *out = host_floats(h, n);
+
+    read_elts(h, x, h->ops->resid, n, out);
+    return out;
+}
+
+void check_added(harness *h, const void *x, const float *before, const float *part, size_t n)
+{
+    const float *after = read_resid(h, x, n);
+
+    for (size_t i = 0; i < n; i++)
+        if (after[i] != before[i] + part[i])
+            fail_msg("element %zu: %a and %a added up to %a", i, (double)before[i],
+                     (double)part[i], (double)after[i]);
+}
+
 void read_i32(harness *h, const void *dev, size_t n, int32_t *out)
 {
     td_error err = {0};

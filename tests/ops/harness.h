@@ -66,6 +66,11 @@ void *dev_ws(harness *h, const td_dims *dims);
 void read_elts(harness *h, const void *dev, td_elt elt, size_t n, float *out);
 void read_i32(harness *h, const void *dev, size_t n, int32_t *out);
 
+/* A residual stream of n numbers that draws none of `rng`; as host floats; and that x holds `before` with `part` added to it, in f32. */
+void *some_resid(harness *h, size_t n);
+float *read_resid(harness *h, const void *x, size_t n);
+void check_added(harness *h, const void *x, const float *before, const float *part, size_t n);
+
 /* Weights: loaded as bf16 (the values must be exact there) unless f32 is asked for. */
 const td_matrix *dev_matrix(harness *h, td_form form, td_elt elt, const float *x, int32_t E,
                             int32_t N, int32_t K);

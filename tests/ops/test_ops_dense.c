@@ -44,6 +44,7 @@ static void attn_out_case(harness *h, const dense_case *c, td_elt elt)
                           .out = dev_poison(h, n * act),
                           .ws = dev_ws(h, &dims)};
     td_error err = {0};
+    float *before;
 
     check_ok(h->ops->attn_out(h->s, &a, &err), &err);
     read_elts(h, a.out, h->ops->act, n, got);
@@ -60,6 +61,11 @@ static void attn_out_case(harness *h, const dense_case *c, td_elt elt)
         read_elts(h, one.out, h->ops->act, (size_t)c->N, alone);
         assert_memory_equal(alone, got + (size_t)t * (size_t)c->N, (size_t)c->N * 4);
     }
+    a.x = some_resid(h, n);
+    before = read_resid(h, a.x, n);
+    check_ok(h->ops->attn_out(h->s, &a, &err), &err);
+    check_added(h, a.x, before, got, n);
+    a.x = NULL;
     a.bias = NULL;
     check_ok(h->ops->attn_out(h->s, &a, &err), &err);
     read_elts(h, a.out, h->ops->act, n, got);
