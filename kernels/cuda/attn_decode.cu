@@ -6,7 +6,8 @@
  * warp takes one alone, and no warp waits for another. Either way the same numbers are added in the
  * same order, and how keys are cut depends on the sequence's length alone: a sequence keeps its
  * bits in any batch. One of one chunk is finished in place; else every chunk leaves (m, l, o), and
- * a second kernel joins them, which is launched early and waits on the device.
+ * the block of the last one joins them, or, when warps have units alone, a second kernel, which is
+ * launched early and waits on the device.
  *
  * Blocks stay and take every n-th unit of a list that each works out from the lengths. A warp asks
  * for the keys and values of its next step, be it another unit's, as soon as registers are free.
@@ -33,20 +34,63 @@ static __device__ __forceinline__ void cp_async_4(uint32_t dst, const void *src)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(dst), "l"(src) : "memory");
 }
 
-template <bool E4M3>
+/* Of a sequence and kv head: how many of its chunks are there. Zero between steps. */
+static const int MOST_ROWS = 1024;
+static __device__ unsigned chunks_done[MOST_ROWS];
+
+/* A row of query head h from its chunks, by a warp. */
+static __device__ __forceinline__ void join_row(const decode_params &p, int t, int h, int chunks)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t row = (int64_t)t * p.H + h, at = row * TD_TUNE_CHUNKS;
+    const float *o = p.o + at * 64 + lane * 2;
+    const float sink = p.sinks[h];
+    float2 part[TD_TUNE_CHUNKS];
+    const float2 ml = lane < chunks ? __ldcg(p.ml + at + lane) : make_float2(-INFINITY, 0.0f);
+
+#pragma unroll
+    for (int i = 0; i < TD_TUNE_CHUNKS; i++) /* asked for before their weights are known */
+        if (i < chunks)
+            part[i] = __ldcg((const float2 *)(o + i * 64));
+    join_chunks(ml, chunks, sink, p.out + row * 64, [&](int i) { return part[i]; });
+}
+
+/* All threads of a block that has left a chunk's results: the last one of the row's joins them. */
+static __device__ __noinline__ void join_if_last(const decode_params &p, const decode_unit &u)
+{
+    __shared__ unsigned before;
+    const int warp = threadIdx.x / 32;
+    unsigned *const done = &chunks_done[u.t * p.K + u.head];
+
+    if (u.chunks == 1)
+        return;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        before = add_acq_rel(done, 1);
+    __syncthreads();
+    if ((int)before + 1 != u.chunks)
+        return;
+    if (threadIdx.x == 0)
+        *done = 0;
+    if (warp < p.G)
+        join_row(p, u.t, u.head * p.G + warp, u.chunks);
+}
+
+/* DIRECT: see decode_params; of its own, because instructions too have to be fetched. */
+template <bool E4M3, bool DIRECT>
 static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     decode_kernel(const __grid_constant__ decode_params p)
 {
     using step = decode_step<E4M3>;
     const int STEP = step::STEP, PER_PAGE = TD_KV_PAGE / STEP;
-    __shared__ decode_part parts[2][WARPS];
+    __shared__ __align__(16) decode_part parts[2][WARPS];
     __shared__ decode_unit units[2][WARPS]; /* this one and the next: each warp's own copy */
     __shared__ union {
         decode_list list;
         int table[TABLE]; /* of the one sequence, when its block has but one unit */
     } about;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool near = p.direct > 0 && p.wrap <= TABLE; /* the table is in shared memory */
+    const bool near = DIRECT && p.wrap <= TABLE; /* the table is in shared memory */
     decode_unit *u = &units[0][warp], *next = &units[1][warp];
     decode_state st;
     step d;
@@ -91,7 +135,7 @@ static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 
     griddepcontrol_wait();
     griddepcontrol_launch_dependents(); /* the join may be set up, and read the lengths */
-    if (p.direct > 0) {
+    if (DIRECT) {
         const int row = quotient(i_unit, p.by_direct), chunk = i_unit - row * p.direct;
         const int t = quotient(row, p.by_K), head = row - t * p.K;
 
@@ -135,7 +179,7 @@ static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
         bool more;
 
         i_unit += i_stride;
-        more = i_unit < n_units;
+        more = !DIRECT && i_unit < n_units;
         if (more) {
             set(about.list.at<step::STEP>(p, i_unit), next);
             table_next = pages(next, 0);
@@ -179,7 +223,7 @@ static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
             }
         }
 
-        if (!spread) {
+        if (!DIRECT && !spread) {
             leave_alone(p, *u, part);
         } else {
             /* A warp a head; two sets of parts in turn, so one barrier is enough. */
@@ -203,8 +247,11 @@ static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
                 *(float2 *)(p.o + at * 64 + lane * 2) = make_float2(sum.x, sum.y);
             }
         }
-        if (!more)
+        if (!more) {
+            if (DIRECT && p.joins)
+                join_if_last(p, units[0][0]); /* all warps have the same unit */
             return;
+        }
         decode_unit *const done = u;
         u = next;
         next = done;
@@ -216,23 +263,13 @@ static __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 static __global__ void __launch_bounds__(JOIN_WARPS * 32)
     join_kernel(const __grid_constant__ decode_params p)
 {
-    const int lane = threadIdx.x % 32, h = blockIdx.x * JOIN_WARPS + threadIdx.x / 32;
-    const int t = blockIdx.y, chunks = cut_of(p, p.len[t]).chunks;
-    const int64_t row = (int64_t)t * p.H + h, at = row * TD_TUNE_CHUNKS;
-    const float *o = p.o + at * 64 + lane * 2;
-    const float sink = p.sinks[min(h, p.H - 1)];
-    float2 part[TD_TUNE_CHUNKS], ml;
+    const int h = blockIdx.x * JOIN_WARPS + threadIdx.x / 32, t = blockIdx.y;
+    const int chunks = cut_of(p, p.len[t]).chunks;
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait(); /* the chunks' results are there; who comes next relies on it too */
-    if (h >= p.H || chunks == 1)
-        return;
-    ml = lane < chunks ? __ldcg(p.ml + at + lane) : make_float2(-INFINITY, 0.0f);
-#pragma unroll
-    for (int i = 0; i < TD_TUNE_CHUNKS; i++) /* asked for before their weights are known */
-        if (i < chunks)
-            part[i] = __ldcg((const float2 *)(o + i * 64));
-    join_chunks(ml, chunks, sink, p.out + row * 64, [&](int i) { return part[i]; });
+    if (h < p.H && chunks > 1)
+        join_row(p, t, h, chunks);
 }
 
 static size_t partials(int64_t T, int32_t H)
@@ -265,12 +302,16 @@ static td_status launch(Kernel kernel, dim3 grid, int threads, int smem, const d
     c.stream = s;
     c.attrs = &early;
     c.numAttrs = 1;
-    return td_cuda_status(err, cudaLaunchKernelEx(&c, kernel, p), "attn_decode");
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+
+    if (e == cudaSuccess)
+        e = cudaLaunchKernelEx(&c, kernel, p);
+    return td_cuda_status(err, e, "attn_decode");
 }
 
 td_status td_cuda_attn_decode(td_stream *s, const td_attn_decode_args *a, td_error *err)
 {
-    const auto kernel = a->kv.elt == TD_ELT_E4M3 ? decode_kernel<true> : decode_kernel<false>;
+    const bool e4m3 = a->kv.elt == TD_ELT_E4M3;
     td_status st = td_cuda_check_heads("attn_decode", a->H, a->K, a->d, err);
     cuda_ws ws = {(char *)a->ws};
     decode_params p = {};
@@ -286,10 +327,7 @@ td_status td_cuda_attn_decode(td_stream *s, const td_attn_decode_args *a, td_err
                                   td_cuda_vector(a->sinks), a->q, a->out, err);
     if ((st = td_cuda_status(
              err, cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, s->dev->index),
-             "asking for multiprocessors")) != TD_OK ||
-        (st = td_cuda_status(
-             err, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ALONE),
-             "attn_decode's shared memory")) != TD_OK)
+             "asking for multiprocessors")) != TD_OK)
         return st;
     const size_t elt = td_elt_bytes(a->kv.elt);
     const int64_t pages =
@@ -327,9 +365,13 @@ td_status td_cuda_attn_decode(td_stream *s, const td_attn_decode_args *a, td_err
         const dim3 joins((unsigned)((p.H + JOIN_WARPS - 1) / JOIN_WARPS), (unsigned)p.T);
 
         p.direct = units <= blocks ? chunks : 0;
+        p.joins = p.direct > 0 && p.T * p.K <= MOST_ROWS && td_cuda_alone(s->dev);
+        const auto kernel = p.direct > 0
+                                ? (e4m3 ? decode_kernel<true, true> : decode_kernel<false, true>)
+                                : (e4m3 ? decode_kernel<true, false> : decode_kernel<false, false>);
         if ((st = launch(kernel, dim3((unsigned)blocks), WARPS * 32, units <= sms ? ALONE : 0, p,
                          s->handle, err)) != TD_OK ||
-            (chunks > 1 &&
+            (chunks > 1 && !p.joins &&
              (st = launch(join_kernel, joins, JOIN_WARPS * 32, 0, p, s->handle, err)) != TD_OK))
             return st;
     }

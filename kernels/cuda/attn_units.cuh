@@ -22,6 +22,7 @@ struct decode_params {
     float c;
     float2 *ml; /* [sequences of a launch, H, chunks] */
     float *o;   /* the same, 64 each */
+    bool joins; /* the last chunk of a row joins them all; else join_kernel() does */
 };
 
 /* x / d, rounded down, from 1 / d; x below 2^22. Integer division is slow, and much waits for it.
