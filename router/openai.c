@@ -119,6 +119,7 @@ static td_status take_stream(const cJSON *root, generation *g, td_error *err)
 {
     const cJSON *o = openai_field(root, "stream_options");
     td_status st = take_bool(root, "stream", &g->stream, err);
+    bool always = false;
 
     if (st != TD_OK || o == NULL)
         return st;
@@ -127,8 +128,16 @@ static td_status take_stream(const cJSON *root, generation *g, td_error *err)
                              openai_type_name(o));
     if (!g->stream)
         return td_fail_param(err, "stream_options", "stream_options needs stream: true");
-    return openai_take_bool(openai_field(o, "include_usage"), "stream_options.include_usage",
-                            &g->include_usage, err);
+    st = openai_take_bool(openai_field(o, "include_usage"), "stream_options.include_usage",
+                          &g->include_usage, err);
+    if (st == TD_OK)
+        st = openai_take_bool(openai_field(o, "continuous_usage_stats"),
+                              "stream_options.continuous_usage_stats", &always, err);
+    if (st == TD_OK && always)
+        st = td_fail_param(err, "stream_options.continuous_usage_stats",
+                           "stream_options.continuous_usage_stats is not supported: usage comes "
+                           "once, at the end");
+    return st;
 }
 
 td_status openai_take_effort(const cJSON *v, const char *path, chat_effort *out, td_error *err)

@@ -412,6 +412,8 @@ static void test_bad_members(void **state)
         {"\"stream\":true,\"stream_options\":[]", "stream_options", "an array"},
         {"\"stream\":true,\"stream_options\":{\"include_usage\":1}", "stream_options.include_usage",
          "a number"},
+        {"\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}",
+         "stream_options.continuous_usage_stats", "at the end"},
         {"\"reasoning_effort\":\"huge\"", "reasoning_effort", "low"},
         {"\"reasoning_effort\":1", "reasoning_effort", "low"},
         {"\"response_format\":\"text\"", "response_format", "object"},
