@@ -150,6 +150,9 @@ void request_group_dismiss(request *q, const char *why)
     router *r = q->r;
     bool any = false;
 
+    if (s->dismissed) /* by one of them, who ends by itself */
+        return;
+    s->dismissed = true;
     for (uint32_t i = 0; i < s->n; i++) {
         request *m = s->members[i];
 

@@ -26,6 +26,7 @@ typedef enum request_phase {
 typedef struct request_group {
     generation asked; /* each request's g is a shallow copy: none changes what it points to */
     uint32_t n, refs; /* choices; their requests that have memory still, and whoever looks */
+    bool dismissed;   /* all but one of them: see request_group_dismiss() */
     request *members[GENERATION_MAX_CHOICES]; /* by choice; NULL: has left */
 } request_group;
 

@@ -1,6 +1,7 @@
 /* Several answers to one question (n), and the log-probabilities of raw answers: each choice is the
  * answer that it would be alone, all are admitted or none, and none outlives the others' failure.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -338,6 +339,27 @@ static void test_choices_go_with_their_client(cluster *c)
                                "vllm:request_success_total{finished_reason=\"abort\"}") == 2 * N);
 }
 
+/* A router that ends at once cuts its connections after its loop has stopped. */
+static void test_choices_go_with_their_router(cluster *c)
+{
+    process *router = cluster_router(c, "");
+    ask a[2];
+
+    cluster_prefill(c, "");
+    cluster_decode(c, "");
+    cluster_ready(c);
+    start_long(c, &a[0], 6000, STREAM);
+    start_long(c, &a[1], 6000, "");
+    ASKS_UNTIL(a[0].n_roles == N && a[0].n_pieces > 20, a, 2);
+    process_signal(router, SIGTERM);
+    E2E_AWAIT(process_logged(router, " draining "));
+    process_signal(router, SIGTERM);
+    assert_int_equal(process_wait(router, EXIT_DEADLINE_MS), 0);
+    asks_wait(a, 2);
+    assert_true(a[0].cut && a[1].cut);
+    asks_free(a, 2);
+}
+
 /* Two decode workers, a part of the choices on each; one dies, and there is no retry. */
 static void lose_one(cluster *c, bool stream)
 {
@@ -504,7 +526,8 @@ int main(void)
     const struct CMUnitTest alone[] = {
         E2E_TEST(test_choices_are_admitted_together), E2E_TEST(test_choices_wait_for_each_other),
         E2E_TEST(test_choices_are_not_for_gateways),  E2E_TEST(test_choices_go_with_their_client),
-        E2E_TEST(test_choices_fail_together),         E2E_TEST(test_choices_survive_a_worker),
+        E2E_TEST(test_choices_go_with_their_router),  E2E_TEST(test_choices_fail_together),
+        E2E_TEST(test_choices_survive_a_worker),
     };
     int failed = cmocka_run_group_tests(shared, start_shared, e2e_shared_teardown);
 
