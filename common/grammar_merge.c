@@ -67,6 +67,8 @@ static td_status collect(gr_schema *c, const cJSON *node, const gr_path *path, i
         if (st != TD_OK)
             return st;
     }
+    if (v->of[GR_KW_PROPERTIES] != NULL && !cJSON_IsObject(v->of[GR_KW_PROPERTIES]))
+        return gr_schema_fail(c, path, "'properties' is no object");
     if (v->of[GR_KW_ALL_OF] != NULL && !cJSON_IsArray(v->of[GR_KW_ALL_OF]))
         return gr_schema_fail(c, path, "'allOf' is no list");
     cJSON_ArrayForEach(item, v->of[GR_KW_ALL_OF])

@@ -299,6 +299,8 @@ static bool is_short(const cJSON *node)
     const cJSON *item, *value;
     int types = 0, words = 0;
 
+    if (!cJSON_IsObject(node))
+        return false;
     cJSON_ArrayForEach(item, node)
     {
         int k = 0;
