@@ -96,6 +96,7 @@ td_status completion_parse(const char *body, size_t n, const openai_defaults *d,
 
     generation_init(g);
     g->raw = true;
+    g->max_tokens = COMPLETION_MAX_TOKENS;
     st = openai_read_json(body, n, d, &root, err);
     if (st != TD_OK)
         return st;
@@ -108,8 +109,6 @@ td_status completion_parse(const char *body, size_t n, const openai_defaults *d,
         st = take_logprobs(root, g, err);
     if (st == TD_OK)
         st = take_prompt(root, t, g, err);
-    if (g->max_tokens == 0)
-        g->max_tokens = COMPLETION_MAX_TOKENS;
     if (st == TD_OK && g->chat.oom)
         st = td_fail(err, TD_NOMEM, "no memory for the request");
     cJSON_Delete(root);

@@ -260,7 +260,24 @@ static td_status take_limits(const cJSON *root, generation *g, td_error *err)
         st = td_fail_param(err, "max_tokens",
                            "max_tokens is %lld and max_completion_tokens %lld: give one of them",
                            (long long)a, (long long)b);
-    g->max_tokens = (uint32_t)(a ? a : b);
+    if (a != 0 || b != 0)
+        g->max_tokens = (uint32_t)(a ? a : b);
+    return st;
+}
+
+/* With ignore_eos, as load tests have it, an answer has max_tokens anyway. */
+static td_status take_min_tokens(const cJSON *root, const generation *g, td_error *err)
+{
+    int64_t n = 0;
+    td_status st = openai_take_integer(root, "min_tokens", 0, 4294967295.0, &n, err);
+
+    if (st == TD_OK && n > 0 && !g->ignore_eos)
+        return td_fail_param(err, "min_tokens",
+                             "min_tokens is not supported: an answer ends where the model ends it, "
+                             "unless ignore_eos is true");
+    if (st == TD_OK && g->max_tokens > 0 && n > g->max_tokens)
+        return td_fail_param(err, "min_tokens", "min_tokens is %lld, more than max_tokens, %u",
+                             (long long)n, g->max_tokens);
     return st;
 }
 
@@ -279,6 +296,8 @@ static td_status take_sampling(const cJSON *root, const openai_defaults *d, gene
         st = take_bool(root, "ignore_eos", &g->ignore_eos, err);
     if (st == TD_OK && g->ignore_eos && !d->allow_ignore_eos)
         st = td_fail_param(err, "ignore_eos", "ignore_eos is switched off on this server");
+    if (st == TD_OK)
+        st = take_min_tokens(root, g, err);
     if (st == TD_OK)
         st = take_seed(root, g, err);
     if (st == TD_OK)

@@ -72,7 +72,6 @@ td_status openai_check_foreign(const cJSON *root, td_error *err)
         {"tfs_z", ONLY_ONE, sampling},
         {"mirostat", ONLY_ZERO, sampling},
         {"dynatemp_range", ONLY_ZERO, sampling},
-        {"min_tokens", ONLY_ZERO, "an answer ends where the model ends it"},
         {"max_new_tokens", ONLY_NOTHING, count},
         {"n_predict", ONLY_NOTHING, count},
         {"repetition_penalty", ONLY_ONE, "use frequency_penalty and presence_penalty"},

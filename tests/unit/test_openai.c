@@ -344,13 +344,19 @@ static void test_response_formats(void **state)
 /* What asks for what happens anyway is taken; of two of vLLM's, what they say is done. */
 static void test_fields_of_other_servers(void **state)
 {
+    static const char more[] =
+        "{" MESSAGES ",\"ignore_eos\":true,\"max_tokens\":4,\"min_tokens\":5}";
     generation g;
+    td_error err = {0};
 
     (void)state;
+    assert_int_equal(parse(more, &g, &err), TD_INVALID);
+    assert_string_equal(err.param, "min_tokens");
+    generation_free(&g);
     parse_with("\"chat_template_kwargs\":{},\"enable_thinking\":true,\"min_p\":0,\"top_a\":0.0,"
                "\"typical_p\":1.0,\"separate_reasoning\":true,\"add_special_tokens\":true,"
                "\"stop_token_ids\":[],\"grammar\":null,\"add_generation_prompt\":true,"
-               "\"include_reasoning\":true",
+               "\"include_reasoning\":true,\"ignore_eos\":true,\"min_tokens\":5,\"max_tokens\":5",
                &g);
     assert_false(g.hide_reasoning);
     generation_free(&g);
@@ -467,6 +473,7 @@ static void test_bad_members(void **state)
         {"\"skip_special_tokens\":false", "skip_special_tokens", "not shown"},
         {"\"guided_json\":{}", "guided_json", "response_format"},
         {"\"grammar\":\"root ::= x\"", "grammar", "response_format"},
+        {"\"min_tokens\":5", "min_tokens", "unless ignore_eos"},
         {"\"return_token_ids\":true", "return_token_ids", "as bytes"},
         {"\"max_new_tokens\":5", "max_new_tokens", "max_tokens"},
         {"\"chat_template_kwargs\":{\"enable_thinking\":false}", "chat_template_kwargs",
