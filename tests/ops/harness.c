@@ -215,9 +215,10 @@ void *dev_ws(harness *h, const td_dims *dims)
 {
 #ifdef TANDEM_HAS_CUDA
     /* Rows that are no multiple of 16 bytes are read beyond their end, to be blanked: as NaN they
-     * show that this happens, as memory that nothing wrote they would be reported for nothing. */
+     * show that this happens, as memory that nothing wrote they would be reported for nothing. So
+     * would be what attention's products of large steps write, by a library's tensor copies. */
     if (harness_small() && strcmp(h->ops->name, "cuda") == 0 && dims->D % 8 == 0 &&
-        dims->I % 8 == 0) {
+        dims->I % 8 == 0 && (dims->E > 0 || dims->T <= TD_SMALL_STEP)) {
         td_error err = {0};
 
         assert_true(h->n_held < 64);
@@ -267,8 +268,8 @@ void check_added(harness *h, const void *x, const float *before, const float *pa
 
     for (size_t i = 0; i < n; i++)
         if (after[i] != before[i] + part[i])
-            fail_msg("element %zu: %a and %a added up to %a", i, (double)before[i],
-                     (double)part[i], (double)after[i]);
+            fail_msg("element %zu: %a and %a added up to %a", i, (double)before[i], (double)part[i],
+                     (double)after[i]);
 }
 
 void read_i32(harness *h, const void *dev, size_t n, int32_t *out)
