@@ -13,9 +13,9 @@
 #
 # Nothing that the tools say is filtered out. What they cannot know is left out at its source, and is what the other
 # tests check: kernels are built with TANDEM_RACECHECK (hopper.cuh says why); a workspace is poisoned and not raw
-# where rows end within 16 bytes or cuBLASLt writes them by tensor copies, which initcheck does not see (harness.c);
-# tests that ask for too much memory are skipped (test_ops_load.c); test_ops_comm is not there, as kernels run one
-# at a time under the tools and its ranks wait for each other; and test_ops_dense is not under synccheck, which
+# where rows end within 16 bytes or cuBLASLt writes them, which initcheck does not see (harness.c); tests that ask
+# for too much memory are skipped (test_ops_load.c); test_ops_comm is not there, as its ranks wait for each other
+# and replays of their graphs do not overlap under the tools; and test_ops_dense is not under synccheck, which
 # takes barriers that warps come to from two places, as in dense_mid.cu, for divergence. PTX counts arrivals only.
 #
 # TANDEM_TEST_LARGE=1 adds layers of gpt-oss-20b's shape. Worst errors are printed beside their bounds.

@@ -216,7 +216,7 @@ void *dev_ws(harness *h, const td_dims *dims)
 #ifdef TANDEM_HAS_CUDA
     /* Rows that are no multiple of 16 bytes are read beyond their end, to be blanked: as NaN they
      * show that this happens, as memory that nothing wrote they would be reported for nothing. So
-     * would be what attention's products of large steps write, by a library's tensor copies. */
+     * would be what attention's products of large steps write, by a library. */
     if (harness_small() && strcmp(h->ops->name, "cuda") == 0 && dims->D % 8 == 0 &&
         dims->I % 8 == 0 && (dims->E > 0 || dims->T <= TD_SMALL_STEP)) {
         td_error err = {0};
