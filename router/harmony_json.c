@@ -66,6 +66,10 @@ static void add_number(td_buf *out, const cJSON *value)
             return;
         }
     }
+    if (s != NULL && !isfinite(v)) { /* it is a number, if none that fits a double: not null */
+        td_buf_str(out, s);
+        return;
+    }
     if (s == NULL && v == floor(v) && fabs(v) <= 9007199254740992.0)
         td_buf_fmt(out, "%.0f", v);
     else

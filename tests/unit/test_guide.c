@@ -466,6 +466,10 @@ static void test_what_cannot_be_held_is_refused_by_name(void **state)
     expect_refusal("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\","
                    "\"schema\":{\"type\":\"object\",\"properties\":{\"p\":{\"not\":{}}}}}}",
                    "response_format.json_schema.schema", "#/properties/p");
+    /* A number that fits no double is none that an answer could be held to, and not null. */
+    expect_refusal("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\","
+                   "\"schema\":{\"enum\":[1,-1e400]}}}",
+                   "response_format.json_schema.schema", "2^53 or more");
     expect_refusal("\"tools\":[" TOOL(
                        "a", "true") ",{\"type\":\"function\",\"function\":{"
                                     "\"name\":\"b\",\"strict\":true,\"parameters\":{\"not\":{}}}}]",
