@@ -306,9 +306,13 @@ td_status gr_schema_object(gr_schema *c, const gr_view *v, const gr_path *path,
     if (properties == NULL && more == NULL)
         more = &anything;
     room = (size_t)cJSON_GetArraySize(properties) + (size_t)cJSON_GetArraySize(required);
-    if (room > 2 * (size_t)GR_MAX_MEMBERS || cJSON_GetArraySize(properties) > GR_MAX_MEMBERS)
+    if (cJSON_GetArraySize(properties) > GR_MAX_MEMBERS)
         return gr_schema_fail(c, path, "%d properties, expected at most %d",
                               cJSON_GetArraySize(properties), GR_MAX_MEMBERS);
+    if (room > 2 * (size_t)GR_MAX_MEMBERS)
+        return gr_schema_fail(c, path, "'required' has %d names, expected at most %d",
+                              cJSON_GetArraySize(required),
+                              2 * GR_MAX_MEMBERS - cJSON_GetArraySize(properties));
     if ((st = gr_schema_spend(c, path, room * room)) != TD_OK) /* each is compared with all */
         return st;
     if ((members = calloc(room + 1, sizeof *members)) == NULL)

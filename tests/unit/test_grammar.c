@@ -553,6 +553,22 @@ static void test_refusals_name_the_keyword_and_the_place(void **state)
     }
 }
 
+static void test_a_list_of_required_names_is_bounded(void **state)
+{
+    td_buf schema = {0};
+    td_grammar *g = NULL;
+    td_error err = {0};
+
+    (void)state;
+    td_buf_str(&schema, "{\"properties\":{\"a\":{}},\"required\":[");
+    for (int i = 0; i < 4000; i++)
+        td_buf_str(&schema, i > 0 ? ",\"a\"" : "\"a\"");
+    td_buf_str(&schema, "]}");
+    assert_int_equal(td_grammar_from_schema(schema.ptr, schema.len, &g, &err), TD_INVALID);
+    assert_non_null(strstr(err.text, "'required' has 4000 names, expected at most 3999"));
+    td_buf_free(&schema);
+}
+
 static void test_strings_grammar(void **state)
 {
     static const td_slice list[] = {TD_SLICE("to=a"), TD_SLICE("to=ab"), TD_SLICE("x")};
@@ -674,6 +690,7 @@ int main(void)
         cmocka_unit_test(test_literals),
         cmocka_unit_test(test_alternatives_and_references),
         cmocka_unit_test(test_refusals_name_the_keyword_and_the_place),
+        cmocka_unit_test(test_a_list_of_required_names_is_bounded),
         cmocka_unit_test(test_strings_grammar),
         cmocka_unit_test(test_accept_changes_nothing_on_failure),
         cmocka_unit_test(test_wide_unions),
