@@ -1,7 +1,8 @@
 /* ops_cuda: how long each step of a layer takes on a GPU, beside its floor.
  *
- *   ops_cuda [--model 20b|120b|FOLDER] [--tp N] [--ep N] [--op NAME] [--quick] [--csv FILE]
- *            [--experts mxfp4|fp8|both] [--device N] [--hbm]
+ *   ops_cuda [--model 20b|120b|FOLDER] [--tp N] [--ep N] [--op NAME] [--sizes 1,1k]
+ *            [--contexts 1k,8k] [--quick] [--csv FILE] [--experts mxfp4|fp8|both] [--device N]
+ *            [--hbm]
  *
  * One rank's share of a layer, alone on its GPU. A time is the median of replays of a CUDA graph
  * that holds the step many times, each time with other weights, other keys or another choice of
@@ -20,10 +21,13 @@
 enum {
     REPLAYS = 9,     /* of a graph; the median counts */
     GRAPH_US = 1500, /* of a graph */
+    MOST_SIZES = 32,
 };
+#define ALL_SIZES "1,2,4,8,16,32,64,128,1k,8k"
+#define FEW_SIZES "1,8,64,1k,8k"
 
 typedef struct settings {
-    char *model, *op, *csv;
+    char *model, *op, *sizes, *contexts, *csv;
     uint32_t tp, ep, device;
     int32_t experts;
     bool quick, hbm;
@@ -39,6 +43,10 @@ static const td_option options[] = {
      NULL},
     {"op", TD_OPT_STR, offsetof(settings, op), "", 0, 0,
      "Only steps whose name begins with this: attn_decode, experts ...", NULL},
+    {"sizes", TD_OPT_STR, offsetof(settings, sizes), "", 0, 0,
+     "Tokens in a step, as in 1,64,8k; at most 8k. Default: 10 sizes, with --quick 5.", NULL},
+    {"contexts", TD_OPT_STR, offsetof(settings, contexts), "1k,8k,32k", 0, 0,
+     "Keys that attention sees.", NULL},
     {"csv", TD_OPT_STR, offsetof(settings, csv), "", 0, 0, "A file for the rows.", NULL},
     {"device", TD_OPT_U32, offsetof(settings, device), "0", 0, 1024, "Which GPU.", NULL},
     {"experts", TD_OPT_ENUM, offsetof(settings, experts), "both", 0, 0,
@@ -264,11 +272,26 @@ static void measure_attention(const settings *o, int32_t T, int32_t keys)
         }
     }
 }
+
+static int list(const char *text, const char *option, int32_t most, int32_t *out)
+{
+    int n = bench_parse_list(text, out, MOST_SIZES);
+
+    for (int i = 0; i < n; i++)
+        n = out[i] <= most ? n : -1;
+    if (n < 1) {
+        fprintf(stderr, "ops_cuda: %s %s: 1 to %d numbers up to %d with commas, as in 1,64,8k\n",
+                option, text, MOST_SIZES, most);
+        exit(2);
+    }
+    return n;
+}
+
 int main(int argc, char **argv)
 {
-    static const int32_t all[] = {1, 2, 4, 8, 16, 32, 64, 128, 1024, 8192};
-    static const int32_t few[] = {1, 8, 64, 1024, 8192}, contexts[] = {1024, 8192, 32768};
     size_t n = sizeof options / sizeof options[0];
+    int32_t size[MOST_SIZES], context[MOST_SIZES];
+    int sizes, contexts;
     td_config_action action;
     settings o = {0};
     td_usec t0 = td_now_us();
@@ -286,11 +309,13 @@ int main(int argc, char **argv)
         st = td_shard_of(&rank.c, (int32_t)o.tp, (int32_t)(o.ep ? o.ep : o.tp), 0, &rank.shard,
                          &err);
     check(st, &err);
+    sizes = list(o.sizes[0] ? o.sizes : o.quick ? FEW_SIZES : ALL_SIZES, "--sizes", MOST, size);
+    contexts = list(o.contexts, "--contexts", 1 << 20, context);
     if (o.csv[0] != '\0' && (csv = fopen(o.csv, "w")) == NULL) {
         fprintf(stderr, "ops_cuda: --csv %s: cannot be written\n", o.csv);
         return 2;
     }
-    open_rank((int32_t)o.device, o.experts, contexts[o.quick ? 1 : 2]);
+    open_rank((int32_t)o.device, o.experts, o.quick ? 8192 : 32768);
     printf("%s, rank 0 of tp %d ep %d; set up in %.1f s; floors: %.1f TB/s, %.0f TFLOP/s bf16, "
            "%.0f FP8\n",
            o.model, rank.shard.tp, rank.shard.ep, (double)(td_now_us() - t0) / 1e6,
@@ -301,11 +326,11 @@ int main(int argc, char **argv)
         fprintf(csv, "model,step,tp,ep,T,keys,us,bytes,flops,gbs,tflops,floor_us,fraction\n");
     printf("%-24s %5s %6s %9s %7s %7s %9s %5s\n", "step", "T", "keys", "us", "GB/s", "TFLOP/s",
            "floor us", "share");
-    for (size_t i = 0; i < (o.quick ? sizeof few : sizeof all) / sizeof all[0]; i++)
-        measure_dense(&o, o.quick ? few[i] : all[i]);
-    for (size_t i = 0; i < (o.quick ? sizeof few : sizeof all) / sizeof all[0]; i++)
-        for (size_t j = 0; j < sizeof contexts / sizeof contexts[0]; j++)
-            measure_attention(&o, o.quick ? few[i] : all[i], contexts[j]);
+    for (int i = 0; i < sizes; i++)
+        measure_dense(&o, size[i]);
+    for (int i = 0; i < sizes; i++)
+        for (int j = 0; j < contexts; j++)
+            measure_attention(&o, size[i], context[j]);
     if (csv != NULL)
         fclose(csv);
     td_config_free(options, n, &o);
