@@ -233,8 +233,9 @@ typedef struct td_attn_decode_args {
  *   w     [D, H d]         in       DENSE: the columns of this rank's heads
  *   bias  [D]              in       NULL on all ranks but one
  *   out   [T, D]    act    out
- *   x     [T, D]    resid  in, out  NULL, or x += out, bit for bit what add() would make of it;
- *                                   what is in out afterwards is then not defined */
+ *   x     [T, D]    resid  in, out  NULL, or x += out, bit for bit what add() would make of it (in
+ *                                   steps of more than TD_SMALL_STEP rows out may be added before
+ *                                   it is rounded); what is in out then is not defined */
 typedef struct td_attn_out_args {
     int32_t T, D, Hd;
     const void *o;

@@ -338,13 +338,20 @@ static td_status attn_out_small(td_stream *s, const td_attn_out_args *a, td_erro
     return td_cuda_dense(s->handle, CUDA_DENSE_OUT, &p, "attn_out", err);
 }
 
-/* cuBLASLt wants the bias in the result's type; checkpoints have it so. */
+/* cuBLASLt wants the bias in the result's type. Sums are f32 and their bias too; a result by itself
+ * is bf16, as checkpoints have the bias. */
 static td_status attn_out_large(td_stream *s, const td_attn_out_args *a, cuda_blas_args *g,
                                 td_error *err)
 {
     cuda_ws ws = {(char *)a->ws};
     td_status st = TD_OK;
 
+    if (a->x != NULL) {
+        g->bias = a->bias != NULL ? td_cuda_vector(a->bias) : NULL;
+        g->out = a->x;
+        g->sum = true;
+        return td_cuda_blas(s, g, "attn_out", err);
+    }
     if (a->bias != NULL) {
         __nv_bfloat16 *bias = (__nv_bfloat16 *)td_cuda_ws_take(&ws, (size_t)a->D * 2);
 
@@ -391,10 +398,9 @@ td_status td_cuda_attn_out(td_stream *s, const td_attn_out_args *a, td_error *er
     b.w = a->w->mem.ptr;
     b.out = a->out;
     b.ldo = a->D;
-    if (a->T > TD_SMALL_STEP && td_cuda_format(a->w) == CUDA_BF16 && td_cuda_blas_takes(&b))
-        return (st = attn_out_large(s, a, &b, err)) != TD_OK
-                   ? st
-                   : td_cuda_add_part(s, (size_t)a->T * (size_t)a->D, a->out, a->x, err);
+    if (a->T > TD_SMALL_STEP && td_cuda_format(a->w) == CUDA_BF16 && td_cuda_blas_takes(&b) &&
+        aligned_16(a->x))
+        return attn_out_large(s, a, &b, err);
     g.a = (const uint16_t *)a->o;
     g.lda = a->Hd;
     g.M = a->T;

@@ -32,7 +32,7 @@ enum { PLANS = 256, PLAN_ROWS = 128 }; /* prefill chunks of 8192 rows and two sh
 typedef struct plan {
     int32_t M, N, K; /* M in units of PLAN_ROWS; 0: empty */
     int64_t lda, ldo;
-    bool bias;
+    bool bias, sum;
     cublasLtMatmulAlgo_t algo;
 } plan;
 
@@ -177,8 +177,8 @@ static cublasStatus_t describe(product *p, const cuda_blas_args *a, int32_t M)
         e = lt.cublasLtMatrixLayoutInit_internal(&p->a, sizeof p->a, CUDA_R_16BF, K, (uint64_t)M,
                                                  a->lda);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = lt.cublasLtMatrixLayoutInit_internal(&p->out, sizeof p->out, CUDA_R_16BF, N,
-                                                 (uint64_t)M, a->ldo);
+        e = lt.cublasLtMatrixLayoutInit_internal(
+            &p->out, sizeof p->out, a->sum ? CUDA_R_32F : CUDA_R_16BF, N, (uint64_t)M, a->ldo);
     return e;
 }
 
@@ -215,14 +215,20 @@ static td_status find_algo(cuda_blas *b, const cuda_blas_args *a, int32_t M, con
 static td_status plan_of(cuda_blas *b, const cuda_blas_args *a, const char *step, const plan **out,
                          td_error *err)
 {
-    plan want = {
-        (a->M + PLAN_ROWS - 1) / PLAN_ROWS, a->N, a->K, a->lda, a->ldo, a->bias != NULL, {{0}}};
+    plan want = {(a->M + PLAN_ROWS - 1) / PLAN_ROWS,
+                 a->N,
+                 a->K,
+                 a->lda,
+                 a->ldo,
+                 a->bias != NULL,
+                 a->sum,
+                 {{0}}};
     uint32_t h = (uint32_t)want.M + (uint32_t)want.N * 0x9e3779b1u + (uint32_t)want.K * 0x85ebca6bu;
     plan *p = &b->plans[(h ^ h >> 15) % PLANS];
     td_status st;
 
     if (p->M != want.M || p->N != want.N || p->K != want.K || p->lda != want.lda ||
-        p->ldo != want.ldo || p->bias != want.bias) {
+        p->ldo != want.ldo || p->bias != want.bias || p->sum != want.sum) {
         st = find_algo(b, a, want.M * PLAN_ROWS, step, &want.algo, err);
         if (st != TD_OK)
             return st;
@@ -245,8 +251,8 @@ td_status td_cuda_blas(td_stream *s, const cuda_blas_args *a, const char *step, 
         (st = blas_status(err, describe(&p, a, a->M), step, "describing it")) != TD_OK)
         return st;
     return blas_status(err,
-                       lt.cublasLtMatmul(b->handle, &p.op, &one, a->w, &p.w, a->a, &p.a, &zero,
-                                         a->out, &p.out, a->out, &p.out, &way->algo, NULL, 0,
-                                         s->handle),
+                       lt.cublasLtMatmul(b->handle, &p.op, &one, a->w, &p.w, a->a, &p.a,
+                                         a->sum ? &one : &zero, a->out, &p.out, a->out, &p.out,
+                                         &way->algo, NULL, 0, s->handle),
                        step, "the product");
 }

@@ -20,9 +20,10 @@ typedef struct cuda_blas_args {
     int64_t lda;
     int32_t M, N, K;
     const void *w;    /* rows td_cuda_pitch(K) apart */
-    const void *bias; /* [N] bf16 or NULL */
+    const void *bias; /* [N] bf16, for a sum f32, or NULL */
     void *out;        /* rows ldo apart */
     int64_t ldo;
+    bool sum; /* out is f32, and the product is added to it */
 } cuda_blas_args;
 
 #ifdef TANDEM_HAS_CUBLASLT

@@ -4,7 +4,7 @@
  *   quantise  a block a token: 128 channels share a scale; the row is written once for each choice
  *   gate_up   experts_fp8_gemm.cu, with the activation and its quantisation in the same kernel
  *   down      the same; y in bf16
- *   combine   a block a token: its pairs in the router's order, f32
+ *   combine   a block a token: its pairs in the router's order, f32, and perhaps the residual sum
  *
  * Where a pair lands within its expert may differ from run to run; nothing depends on it, because
  * rows of a product do not touch each other.
@@ -191,9 +191,10 @@ __global__ void __launch_bounds__(TOKEN_THREADS)
     }
 }
 
+/* The bf16 sums, or x += these. */
 __global__ void __launch_bounds__(TOKEN_THREADS)
     combine_kernel(const uint16_t *y, const int32_t *place, const float *prob, int k, int D,
-                   uint16_t *out)
+                   uint16_t *out, float *x)
 {
     const int64_t token = blockIdx.x;
 
@@ -218,9 +219,18 @@ __global__ void __launch_bounds__(TOKEN_THREADS)
                 sum[2 * i + 1] = __fmaf_rn(prob[j], x[i].y, sum[2 * i + 1]);
             }
         }
-        *(uint4 *)(out + token * D + col) =
-            make_uint4(cvt_bf16x2(sum[0], sum[1]), cvt_bf16x2(sum[2], sum[3]),
-                       cvt_bf16x2(sum[4], sum[5]), cvt_bf16x2(sum[6], sum[7]));
+        const uint4 part = make_uint4(cvt_bf16x2(sum[0], sum[1]), cvt_bf16x2(sum[2], sum[3]),
+                                      cvt_bf16x2(sum[4], sum[5]), cvt_bf16x2(sum[6], sum[7]));
+        if (x == NULL) {
+            *(uint4 *)(out + token * D + col) = part;
+        } else {
+            float4 *to = (float4 *)(x + token * D + col), lo = to[0], hi = to[1];
+            const float2 a = bf16x2_floats(part.x), b = bf16x2_floats(part.y),
+                         c = bf16x2_floats(part.z), d = bf16x2_floats(part.w);
+
+            to[0] = make_float4(lo.x + a.x, lo.y + a.y, lo.z + b.x, lo.w + b.y);
+            to[1] = make_float4(hi.x + c.x, hi.y + c.y, hi.z + d.x, hi.w + d.y);
+        }
     }
 }
 
@@ -336,6 +346,6 @@ td_status td_cuda_experts_fp8(td_stream *s, const td_experts_args *a, td_error *
     return td_cuda_status(err,
                           launch_early(combine_kernel, a->T, s->handle, (const uint16_t *)ws.y,
                                        (const int32_t *)ws.place, a->prob, (int)a->k, (int)a->D,
-                                       (uint16_t *)a->out),
+                                       (uint16_t *)a->out, (float *)a->x),
                           "experts");
 }

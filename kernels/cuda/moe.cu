@@ -254,9 +254,7 @@ td_status td_cuda_experts(td_stream *s, const td_experts_args *a, td_error *err)
     td_status st;
 
     if (td_cuda_format(a->gate_up) == CUDA_FP8 || td_cuda_format(a->down) == CUDA_FP8)
-        return (st = td_cuda_experts_fp8(s, a, err)) != TD_OK
-                   ? st
-                   : td_cuda_add_part(s, n, a->out, a->x, err);
+        return td_cuda_experts_fp8(s, a, err);
     st = check_experts(a, err);
     if (st != TD_OK)
         return st;

@@ -64,7 +64,15 @@ static void attn_out_case(harness *h, const dense_case *c, td_elt elt)
     a.x = some_resid(h, n);
     before = read_resid(h, a.x, n);
     check_ok(h->ops->attn_out(h->s, &a, &err), &err);
-    check_added(h, a.x, before, got, n);
+    if (small_step(h, c->T)) {
+        check_added(h, a.x, before, got, n);
+    } else { /* perhaps without rounding to what out holds */
+        const float *after = read_resid(h, a.x, n);
+
+        for (size_t i = 0; i < n; i++)
+            got[i] = after[i] - before[i];
+        check_close("attn_out to x", got, want, n, h->tol->dense);
+    }
     a.x = NULL;
     a.bias = NULL;
     check_ok(h->ops->attn_out(h->s, &a, &err), &err);
