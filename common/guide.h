@@ -47,6 +47,11 @@ TD_MUST_CHECK td_status td_guides_open(const char *folder, int32_t vocab, td_gui
                                        td_error *err);
 void td_guides_close(td_guides *g); /* NULL is fine */
 
+/* From now on a thread makes the masks of new kinds of requests while their prompts are read. Once,
+ * before other threads have g. For who writes whole answers; one token is not worth it. TD_NOMEM.
+ */
+TD_MUST_CHECK td_status td_guides_work_ahead(td_guides *g, td_error *err);
+
 /* A guide at the end of answer[0..n). Compiles what is not in the cache: milliseconds for a large
  * schema, so not on a thread that others wait for. TD_INVALID: a schema that is not supported (the
  * text says what and where), more than the bounds above, a guide that lets no answer end, an answer

@@ -1,5 +1,5 @@
-/* The inside of guides: guide_vocab.c (tokens), guide_plan.c (what a request allows), guide.c (a
- * place in an answer). */
+/* The inside of guides: guide_vocab.c (tokens), guide_plan.c (what a request allows), guide_ahead.c
+ * (its masks, ahead of time), guide.c (a place in an answer). */
 #ifndef TANDEM_COMMON_GUIDE_IMPL_H
 #define TANDEM_COMMON_GUIDE_IMPL_H
 
@@ -79,7 +79,8 @@ struct td_guides {
     guide_plan *cache[GUIDE_CACHE];
     size_t n_cached, n_states; /* plans in the cache, and states of their grammars */
     uint64_t clock;
-    size_t most_mask_bytes; /* GUIDE_CACHE_MASK_BYTES, but in tests */
+    size_t most_mask_bytes;    /* GUIDE_CACHE_MASK_BYTES, but in tests */
+    struct guide_ahead *ahead; /* guide_ahead.c; NULL: masks are made as they are met */
 };
 
 static inline void guide_allow(uint32_t *mask, int32_t token)
@@ -92,5 +93,9 @@ TD_MUST_CHECK td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, gui
                                        td_error *err);
 void guide_plan_put(td_guides *g, guide_plan *p);
 void guide_plan_free(guide_plan *p);
+
+/* Under the lock: the masks of this plan are worth making ahead. */
+void guide_ahead_add(td_guides *g, guide_plan *p);
+void guide_ahead_end(td_guides *g);
 
 #endif

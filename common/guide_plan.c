@@ -336,8 +336,10 @@ td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, guide_plan **out,
     made->refs = 1;
     pthread_mutex_lock(&g->lock);
     made->used = ++g->clock;
-    if (n <= GUIDE_CACHE_KEY_BYTES && find_cached(g, hash, key, n) == NULL)
+    if (n <= GUIDE_CACHE_KEY_BYTES && find_cached(g, hash, key, n) == NULL) {
         put_cached(g, made);
+        guide_ahead_add(g, made);
+    }
     pthread_mutex_unlock(&g->lock);
     *out = made;
     return TD_OK;

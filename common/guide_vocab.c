@@ -111,6 +111,7 @@ void td_guides_close(td_guides *g)
 {
     if (g == NULL)
         return;
+    guide_ahead_end(g);
     for (size_t i = 0; i < GUIDE_CACHE; i++)
         guide_plan_free(g->cache[i]);
     td_token_set_free(g->set);

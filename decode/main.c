@@ -66,6 +66,8 @@ static td_status serve(td_metrics *metrics, td_error *err)
         td_watch_end(watch);
     }
     guides = td_guides_loaded(loading);
+    if (st == TD_OK && guides != NULL)
+        st = td_guides_work_ahead(guides, err);
     if (st == TD_OK)
         st = engine_create(&cfg, model, guides, metrics, &e, err);
     if (st == TD_OK)
