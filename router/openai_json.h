@@ -1,5 +1,6 @@
-/* openai_json: the parts of openai.c that read JSON: a body checked before it is parsed, fields,
- * and the two lists, messages and tools. */
+/* openai_json: the parts of openai.c that read JSON: a body checked before it is parsed and fields
+ * (openai_json.c), messages (openai_messages.c), tools and the form of the answer
+ * (openai_tools.c). */
 #ifndef TANDEM_ROUTER_OPENAI_JSON_H
 #define TANDEM_ROUTER_OPENAI_JSON_H
 
