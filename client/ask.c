@@ -101,15 +101,20 @@ static td_status read_body(const char *path, td_buf *b, td_error *err)
 typedef struct screen {
     bool color;
     gateway_kind shown; /* what is being printed; GATEWAY_FINISHED: nothing yet */
+    uint32_t choice;    /* of which answer */
 } screen;
 
-static void heading(screen *s, gateway_kind kind, const char *name)
+static void heading(screen *s, gateway_kind kind, uint32_t choice, const char *name)
 {
-    if (s->shown == kind)
+    if (s->shown == kind && s->choice == choice)
         return;
     if (s->shown != GATEWAY_FINISHED)
         printf("%s\n", s->color ? "\033[0m" : "");
-    printf("%s[%s]%s ", s->color ? "\033[1m" : "", name, s->color ? "\033[0m" : "");
+    printf("%s[%s", s->color ? "\033[1m" : "", name);
+    if (choice > 0)
+        printf(" %u", choice + 1); /* of several answers, which come mixed */
+    printf("]%s ", s->color ? "\033[0m" : "");
+    s->choice = choice;
     if (s->color && kind == GATEWAY_REASONING)
         printf("\033[2m");
     s->shown = kind;
@@ -136,6 +141,8 @@ static void add_token(td_buf *b, const gateway_token *t)
 static void add_logprobs(td_buf *b, const gateway_event *e)
 {
     td_buf_str(b, "  ");
+    if (e->choice > 0)
+        td_buf_fmt(b, "(%u) ", e->choice + 1);
     add_token(b, &e->token);
     for (size_t i = 0; i < e->n_top; i++) {
         td_buf_str(b, i == 0 ? "  of " : ", ");
@@ -178,27 +185,32 @@ static td_status show(gateway *g, const ask_config *c, td_error *err)
             break;
         switch (e.kind) {
         case GATEWAY_REASONING:
-            heading(&s, e.kind, "analysis");
+            heading(&s, e.kind, e.choice, "analysis");
             print_text(e.text);
             break;
         case GATEWAY_CONTENT:
-            heading(&s, e.kind, "final");
+            heading(&s, e.kind, e.choice, "final");
             print_text(e.text);
             break;
         case GATEWAY_CALL:
             s.shown = s.shown == GATEWAY_CALL ? GATEWAY_ARGUMENTS : s.shown; /* two in a row */
-            heading(&s, GATEWAY_CALL, "call");
+            heading(&s, GATEWAY_CALL, e.choice, "call");
             print_text(e.text);
             printf(" ");
             break;
-        case GATEWAY_ARGUMENTS: print_text(e.text); break;
+        case GATEWAY_ARGUMENTS:
+            if (s.choice != e.choice)
+                heading(&s, GATEWAY_CALL, e.choice, "call");
+            print_text(e.text);
+            break;
         case GATEWAY_TOKEN: add_logprobs(&tokens, &e); break;
         case GATEWAY_FINISHED:
             printf("%s\n", s.color ? "\033[0m" : "");
-            if (tokens.len > 0)
+            if (tokens.len > 0 && e.open == 0)
                 printf("\n%.*s", (int)tokens.len, tokens.ptr);
             if (c->table)
                 print_table(&e);
+            s.shown = GATEWAY_FINISHED;
             break;
         case GATEWAY_FAILED:
             printf("%s\n", s.color ? "\033[0m" : "");
@@ -206,7 +218,7 @@ static td_status show(gateway *g, const ask_config *c, td_error *err)
                          e.text.ptr);
             break;
         }
-        if (st != TD_OK || e.kind == GATEWAY_FINISHED)
+        if (st != TD_OK || (e.kind == GATEWAY_FINISHED && e.open == 0))
             break;
     }
     if (st == TD_OK && tokens.oom)

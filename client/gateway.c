@@ -23,6 +23,7 @@ enum { PING_MS = 2000, TIMEOUT_MS = 5000, ID_BYTES = 96 };
 typedef struct stream {
     uint64_t id;
     uint32_t index;
+    uint32_t open; /* choices that have not finished */
     struct stream *prev, *next;
 } stream;
 
@@ -276,6 +277,7 @@ static td_status generate(gateway *g, Tandem__GatewayGenerate *m, const char *re
         return st;
     }
     *out = s->id = reply->accepted->stream;
+    s->open = reply->accepted->choices > 0 ? reply->accepted->choices : 1;
     DL_APPEND(g->streams, s);
     return TD_OK;
 }
@@ -353,7 +355,7 @@ static bool read_event(gateway *g, const Tandem__GatewayEvent *e, gateway_event 
 
     if (s == NULL)
         return false;
-    *out = (gateway_event){.stream = e->stream, .index = e->tool_index};
+    *out = (gateway_event){.stream = e->stream, .index = e->tool_index, .choice = e->choice};
     if (e->index != s->index++) {
         out->kind = GATEWAY_FAILED;
         out->status = TD_UNAVAILABLE;
@@ -389,7 +391,9 @@ static bool read_event(gateway *g, const Tandem__GatewayEvent *e, gateway_event 
             out->retries = e->timings->retries;
             out->kv_transport = slice(e->timings->kv_transport);
         }
-        forget(g, s);
+        out->open = --s->open;
+        if (s->open == 0)
+            forget(g, s);
     } else if (e->tool_name.len > 0) {
         out->kind = GATEWAY_CALL;
         out->id = slice(e->tool_id);

@@ -36,7 +36,8 @@ const char *gateway_model(const gateway *g);
 
 /* Start an answer to a /v1/chat/completions body. request_id: yours, for the router's log and
  * against starting one twice; NULL: none. TD_OK: events for *stream follow. TD_INVALID: err->param
- * is the field; TD_BUSY, TD_UNAVAILABLE: try again later. */
+ * is the field; TD_BUSY, TD_UNAVAILABLE: try again later. With n of several their events come
+ * mixed, by choice; routers before 1.3 refuse that. */
 TD_MUST_CHECK td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_id,
                                          uint64_t *stream, td_error *err);
 
@@ -54,8 +55,9 @@ typedef enum gateway_kind {
     GATEWAY_TOKEN,     /* log-probabilities of a token whose content is still to come: token, top */
     GATEWAY_CALL,      /* a call of a function begins: index, id, text is its name */
     GATEWAY_ARGUMENTS, /* text, of call `index` */
-    GATEWAY_FINISHED,  /* text is the finish reason; usage and timings */
-    GATEWAY_FAILED,    /* status, text, param: the body's field at fault, if it is one's */
+    GATEWAY_FINISHED,  /* text is the finish reason; usage and timings; open: the rest of the stream
+                        */
+    GATEWAY_FAILED, /* the whole stream; status, text, param: the body's field, if it is at fault */
 } gateway_kind;
 
 typedef struct gateway_token {
@@ -69,12 +71,14 @@ typedef struct gateway_event {
     uint64_t stream;
     td_slice text, id, param; /* these, and top, hold until the next call on this gateway */
     int32_t index;
+    uint32_t choice; /* which of the n answers that the body asked for, from 0 */
     td_status status;
     /* TOKEN */
     gateway_token token;
     const gateway_token *top; /* [n_top] the likeliest in its place, in falling order */
     size_t n_top;
-    /* FINISHED */
+    /* FINISHED. Each choice counts its prompt, which is the same one. */
+    uint32_t open; /* choices of the stream that have not finished; 0: it is over */
     uint32_t prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens;
     uint64_t ttft_us, e2e_us, prefill_queue_us, prefill_us, kv_tail_us, kv_bytes;
     uint32_t kv_puts, retries;

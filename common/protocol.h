@@ -13,4 +13,7 @@ enum { TD_WORKER_MINOR_MIN = 2 };
 /* Since this minor version a router takes GatewayGenerate.completion_json. */
 enum { TD_COMPLETIONS_MINOR = 2 };
 
+/* Since this minor version a gateway understands a stream of several answers. */
+enum { TD_CHOICES_MINOR = 3 };
+
 #endif

@@ -93,12 +93,13 @@ static bool same_request(const gateway *g, const char *request_id)
 }
 
 /* *gen is to be freed whatever is returned. */
-static td_status parse_body(rpc_api *a, const Tandem__GatewayGenerate *m, generation *gen,
+static td_status parse_body(const gateway *g, const Tandem__GatewayGenerate *m, generation *gen,
                             td_error *err)
 {
-    const tokenizer *t = harmony_tokenizer(a->r->harmony);
+    const router *r = g->api->r;
+    const tokenizer *t = harmony_tokenizer(r->harmony);
     char date[16];
-    openai_defaults d = router_defaults(a->r, date);
+    openai_defaults d = router_defaults(r, date);
     bool raw = m->completion_json.len > 0;
     ProtobufCBinaryData from = raw ? m->completion_json : m->chat_json;
     td_buf body = {0};
@@ -108,7 +109,8 @@ static td_status parse_body(rpc_api *a, const Tandem__GatewayGenerate *m, genera
     if (raw && m->chat_json.len > 0)
         return td_fail_param(err, "completion_json",
                              "chat_json and completion_json exclude each other");
-    d.max_choices = 1;                      /* the events of a stream are of one answer */
+    if (g->minor < TD_CHOICES_MINOR)
+        d.max_choices = 1;                  /* it would take the end of one for the end of all */
     td_buf_add(&body, from.data, from.len); /* adds the NUL that the parser wants */
     if (body.oom)
         st = td_fail(err, TD_NOMEM, "no memory for the body");
@@ -120,42 +122,64 @@ static td_status parse_body(rpc_api *a, const Tandem__GatewayGenerate *m, genera
     return st;
 }
 
+/* The gateway's name for its request, fit for log lines; n bytes of *out. */
+static void copy_request_id(ProtobufCBinaryData from, char *out, size_t n)
+{
+    snprintf(out, n, "%.*s", (int)(from.len < n ? from.len : n - 1), (const char *)from.data);
+    for (char *c = out; *c != '\0'; c++)
+        if (*c <= ' ' || *c >= 0x7f || *c == '"')
+            *c = '_';
+}
+
+/* A stream of gen->n answers, not begun; NULL: no memory. */
+static stream *make_stream(gateway *g, const generation *gen, const char *request_id)
+{
+    stream *s = calloc(1, sizeof *s + gen->n * sizeof *s->choices);
+
+    if (s == NULL)
+        return NULL;
+    s->gateway = g;
+    s->n = s->n_open = gen->n;
+    for (uint32_t i = 0; i < s->n; i++)
+        s->choices[i] = (stream_choice){.stream = s, .number = i};
+    snprintf(s->request_id, sizeof s->request_id, "%s", request_id);
+    return s;
+}
+
 static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stream **out,
                               uint32_t *retry_s, td_error *err)
 {
     gateway *g = rpc_api_known(a, m->gateway_id);
+    void *users[GENERATION_MAX_CHOICES];
+    request *q[GENERATION_MAX_CHOICES];
+    char name[sizeof((stream *)0)->request_id];
     generation gen;
-    stream *s;
+    stream *s = NULL;
     td_status st;
 
     if (g == NULL)
         return td_fail(err, TD_UNAVAILABLE, "this gateway is not known here: say Hello first");
-    s = calloc(1, sizeof *s);
-    if (s == NULL)
-        return td_fail(err, TD_NOMEM, "no memory for a stream");
-    s->gateway = g;
-    snprintf(s->request_id, sizeof s->request_id, "%.*s",
-             (int)(m->request_id.len < sizeof s->request_id ? m->request_id.len
-                                                            : sizeof s->request_id - 1),
-             (const char *)m->request_id.data);
-    for (char *c = s->request_id; *c != '\0'; c++) /* it goes into log lines */
-        if (*c <= ' ' || *c >= 0x7f || *c == '"')
-            *c = '_';
-    if (s->request_id[0] != '\0' && same_request(g, s->request_id)) {
-        free(s);
+    copy_request_id(m->request_id, name, sizeof name);
+    if (name[0] != '\0' && same_request(g, name))
         return td_fail(err, TD_INVALID, "a request with this request_id is running");
-    }
-    st = parse_body(a, m, &gen, err);
-    if (st == TD_OK)
-        st = request_submit(a->r, &gen, s->request_id[0] ? s->request_id : g->id, &rpc_api_answer,
-                            s, &s->q, retry_s, err);
-    else
+    st = parse_body(g, m, &gen, err);
+    if (st == TD_OK && (s = make_stream(g, &gen, name)) == NULL)
+        st = td_fail(err, TD_NOMEM, "no memory for a stream");
+    if (st != TD_OK) {
         generation_free(&gen);
+        return st;
+    }
+    for (uint32_t i = 0; i < s->n; i++)
+        users[i] = &s->choices[i];
+    st = request_submit_choices(a->r, &gen, name[0] ? s->request_id : g->id, &rpc_api_answer, users,
+                                q, retry_s, err);
     if (st != TD_OK) {
         free(s);
         return st;
     }
-    s->id = request_id(s->q);
+    for (uint32_t i = 0; i < s->n; i++)
+        s->choices[i].q = q[i];
+    s->id = request_id(q[0]);
     DL_APPEND(g->streams, s);
     *out = s;
     return TD_OK;
@@ -174,6 +198,7 @@ static void take_generate(rpc_api *a, rpc_call *call, const Tandem__GatewayGener
         return;
     }
     accepted.stream = s->id;
+    accepted.choices = s->n;
     m.accepted = &accepted;
     reply(call, &m);
 }
@@ -198,7 +223,7 @@ static void take_cancel(rpc_api *a, rpc_call *call, const Tandem__GatewayCancel 
 
         if (!is_canceled(s, m))
             continue;
-        request_cancel(s->q, "gateway_cancel");
+        rpc_api_cancel_stream(s, "gateway_cancel");
         e.status = TD_CANCELED;
         e.text = rpc_api_binary("canceled");
         rpc_api_add_event(s, &e);

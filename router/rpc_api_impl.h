@@ -20,20 +20,30 @@ enum { RPC_GATEWAY_ID_BYTES = 96 };
 
 typedef struct gateway gateway;
 
-/* One answer on its way to a gateway. */
-typedef struct stream {
+typedef struct stream stream;
+
+typedef struct stream_choice {
+    stream *stream;
+    request *q; /* NULL: it has ended */
+    uint32_t number;
+} stream_choice;
+
+/* The answers to one question on their way to a gateway. */
+struct stream {
     gateway *gateway;
-    request *q;
-    uint64_t id;          /* the request's, known to the gateway as the stream's number */
+    uint64_t id;          /* the first request's, known to the gateway as the stream's number */
     char request_id[132]; /* the gateway's own */
     uint32_t index;       /* of the next event */
-    struct stream *prev, *next;
-} stream;
+    uint32_t n, n_open;
+    stream *prev, *next;
+    stream_choice choices[]; /* [n] */
+};
 
 struct gateway {
     rpc_api *api;
     char id[RPC_GATEWAY_ID_BYTES];
     uint64_t epoch;
+    uint32_t minor; /* that it speaks */
     rpc_push *push;
     uint64_t seq;
     td_buf pending; /* events, each already encoded as field 4 of GatewayEvents */
@@ -74,13 +84,14 @@ static inline ProtobufCBinaryData rpc_api_binary(const char *s)
 
 /* ---- rpc_events.c ---- */
 
-/* What a request of user `stream` calls. */
+/* What a request of user `stream_choice` calls. */
 extern const answer rpc_api_answer;
 
 /* The next event of a stream; it goes out with the turn of the loop. Its stream and index are
  * filled in here. */
 void rpc_api_add_event(stream *s, Tandem__GatewayEvent *e);
-void rpc_api_drop_stream(stream *s); /* the request is over, or has been canceled */
+void rpc_api_cancel_stream(stream *s, const char *why); /* its requests; why as request_cancel() */
+void rpc_api_drop_stream(stream *s); /* its requests are over, or have been canceled */
 void rpc_api_send_pending(gateway *g);
 void rpc_api_flush(void *arg); /* the loop's task: arg is the rpc_api */
 

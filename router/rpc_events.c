@@ -74,6 +74,16 @@ void rpc_api_add_event(stream *s, Tandem__GatewayEvent *e)
         td_debug("flush_dropped", "gateway=%s", g->id);
 }
 
+void rpc_api_cancel_stream(stream *s, const char *why)
+{
+    for (uint32_t i = 0; i < s->n; i++) {
+        if (s->choices[i].q != NULL) { /* and with it the others */
+            request_cancel(s->choices[i].q, why);
+            return;
+        }
+    }
+}
+
 void rpc_api_drop_stream(stream *s)
 {
     DL_DELETE(s->gateway->streams, s);
@@ -81,6 +91,12 @@ void rpc_api_drop_stream(stream *s)
 }
 
 /* ---- the answer's callbacks ---- */
+
+static void add_event(const stream_choice *c, Tandem__GatewayEvent *e)
+{
+    e->choice = c->number;
+    rpc_api_add_event(c->stream, e);
+}
 
 static void on_start(void *user, request *q)
 {
@@ -93,7 +109,7 @@ static void on_reasoning(void *user, td_slice text)
     Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
 
     e.reasoning = (ProtobufCBinaryData){text.len, (uint8_t *)(uintptr_t)text.ptr};
-    rpc_api_add_event(user, &e);
+    add_event(user, &e);
 }
 
 static void on_content(void *user, td_slice text)
@@ -101,16 +117,16 @@ static void on_content(void *user, td_slice text)
     Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
 
     e.content = (ProtobufCBinaryData){text.len, (uint8_t *)(uintptr_t)text.ptr};
-    rpc_api_add_event(user, &e);
+    add_event(user, &e);
 }
 
-static void fill_token(const stream *s, Tandem__GatewayToken *t, int32_t id, float logprob)
+static void fill_token(const stream_choice *c, Tandem__GatewayToken *t, int32_t id, float logprob)
 {
     td_slice bytes = {"", 0};
 
     tandem__gateway_token__init(t);
     /* None for an id that is only in the model. */
-    tokenizer_bytes(s->gateway->api->r->tokenizer, id, &bytes);
+    tokenizer_bytes(c->stream->gateway->api->r->tokenizer, id, &bytes);
     t->id = id;
     t->text = (ProtobufCBinaryData){bytes.len, (uint8_t *)(uintptr_t)bytes.ptr};
     t->logprob = logprob;
@@ -132,7 +148,7 @@ static void on_logprobs(void *user, const token_logprobs *list, size_t n)
         e.token = &token;
         e.top = tops;
         e.n_top = l->n > 0 ? (size_t)l->n : 0;
-        rpc_api_add_event(user, &e);
+        add_event(user, &e);
     }
 }
 
@@ -143,7 +159,7 @@ static void on_call_begin(void *user, size_t index, const char *id, td_slice nam
     e.tool_index = (int32_t)index;
     e.tool_id = rpc_api_binary(id);
     e.tool_name = (ProtobufCBinaryData){name.len, (uint8_t *)(uintptr_t)name.ptr};
-    rpc_api_add_event(user, &e);
+    add_event(user, &e);
 }
 
 static void on_call_args(void *user, size_t index, td_slice text)
@@ -152,7 +168,7 @@ static void on_call_args(void *user, size_t index, td_slice text)
 
     e.tool_index = (int32_t)index;
     e.tool_arguments = (ProtobufCBinaryData){text.len, (uint8_t *)(uintptr_t)text.ptr};
-    rpc_api_add_event(user, &e);
+    add_event(user, &e);
 }
 
 static void on_flush(void *user)
@@ -162,8 +178,8 @@ static void on_flush(void *user)
 
 static void on_finish(void *user, const char *reason, const request_usage *u)
 {
-    stream *s = user;
-    const request_times *t = request_times_of(s->q);
+    stream_choice *c = user;
+    const request_times *t = request_times_of(c->q);
     Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
     Tandem__Usage usage = TANDEM__USAGE__INIT;
     Tandem__Timings times = TANDEM__TIMINGS__INIT;
@@ -184,21 +200,24 @@ static void on_finish(void *user, const char *reason, const request_usage *u)
     e.finish_reason = rpc_api_binary(reason);
     e.usage = &usage;
     e.timings = &times;
-    rpc_api_add_event(s, &e);
-    rpc_api_drop_stream(s);
+    add_event(c, &e);
+    c->q = NULL;
+    if (--c->stream->n_open == 0)
+        rpc_api_drop_stream(c->stream);
 }
 
+/* Of one choice, and so of all. */
 static void on_error(void *user, const td_error *err, uint32_t retry_s)
 {
-    stream *s = user;
+    stream_choice *c = user;
     Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
 
     (void)retry_s;
     e.status = err->code;
     e.text = rpc_api_binary(err->text);
     e.param = rpc_api_binary(err->param);
-    rpc_api_add_event(s, &e);
-    rpc_api_drop_stream(s);
+    add_event(c, &e);
+    rpc_api_drop_stream(c->stream);
 }
 
 const answer rpc_api_answer = {.on_start = on_start,

@@ -43,7 +43,7 @@ void rpc_api_drop_gateway(gateway *g, const char *why)
     while (g->streams != NULL) {
         stream *s = g->streams;
 
-        request_cancel(s->q, "gateway_gone");
+        rpc_api_cancel_stream(s, "gateway_gone");
         rpc_api_drop_stream(s);
         n++;
     }
@@ -96,6 +96,7 @@ td_status rpc_api_open_gateway(rpc_api *a, const Tandem__GatewayHello *h, td_err
         if (h->gateway_id.data[i] <= 0x20 || h->gateway_id.data[i] >= 0x7f)
             return td_fail(err, TD_INVALID, "gateway_id must be printable ASCII");
     if (g != NULL && g->epoch == h->epoch && !g->dead) {
+        g->minor = h->minor;
         g->last_seen = td_now_us();
         return TD_OK; /* it says hello again */
     }
@@ -106,6 +107,7 @@ td_status rpc_api_open_gateway(rpc_api *a, const Tandem__GatewayHello *h, td_err
         return td_fail(err, TD_NOMEM, "no memory for a gateway");
     g->api = a;
     g->epoch = h->epoch;
+    g->minor = h->minor;
     g->last_seen = td_now_us();
     memcpy(g->id, h->gateway_id.data, h->gateway_id.len);
     memcpy(url, h->events_url.data, h->events_url.len);

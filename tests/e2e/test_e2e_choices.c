@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/gateway.h"
 #include "tests/e2e/cluster.h"
 
 enum { N = 4 };
@@ -272,34 +271,6 @@ static void test_choices_wait_for_each_other(cluster *c)
     ask_free(&a);
 }
 
-/* A gateway's stream is one answer. */
-static void test_choices_are_not_for_gateways(cluster *c)
-{
-    process *router = cluster_router(c, "--rpc-listen tcp://127.0.0.1:0");
-    td_buf log = {0};
-    char url[64] = "";
-    td_error err = {0};
-    uint64_t stream;
-    gateway *g;
-
-    cluster_prefill(c, "");
-    cluster_decode(c, "");
-    cluster_ready(c);
-    process_log(router, &log);
-    assert_int_equal(sscanf(strstr(log.ptr, "rpc_listening url="), "rpc_listening url=%63s", url),
-                     1);
-    td_buf_free(&log);
-    assert_int_equal(gateway_open(&(gateway_options){.router = url}, &g, &err), TD_OK);
-    assert_int_equal(
-        gateway_complete(g, TD_SLICE("{\"prompt\":\"x\",\"n\":2}"), NULL, &stream, &err),
-        TD_INVALID);
-    assert_string_equal(err.param, "n");
-    assert_non_null(strstr(err.text, "at most 1 answer"));
-    assert_int_equal(gateway_generate(g, TD_SLICE(HI "\"n\":2}"), NULL, &stream, &err), TD_INVALID);
-    assert_string_equal(err.param, "n");
-    gateway_close(g);
-}
-
 /* ---- ends before the time ---- */
 
 /* Long enough not to be over before something happens to it. */
@@ -525,9 +496,8 @@ int main(void)
     };
     const struct CMUnitTest alone[] = {
         E2E_TEST(test_choices_are_admitted_together), E2E_TEST(test_choices_wait_for_each_other),
-        E2E_TEST(test_choices_are_not_for_gateways),  E2E_TEST(test_choices_go_with_their_client),
-        E2E_TEST(test_choices_go_with_their_router),  E2E_TEST(test_choices_fail_together),
-        E2E_TEST(test_choices_survive_a_worker),
+        E2E_TEST(test_choices_go_with_their_client),  E2E_TEST(test_choices_go_with_their_router),
+        E2E_TEST(test_choices_fail_together),         E2E_TEST(test_choices_survive_a_worker),
     };
     int failed = cmocka_run_group_tests(shared, start_shared, e2e_shared_teardown);
 
