@@ -227,6 +227,19 @@ static td_status show(gateway *g, const ask_config *c, td_error *err)
     return st;
 }
 
+/* Whether the last argument is the value of the flag before it. */
+static bool last_is_a_value(int argc, char **argv)
+{
+    const char *flag = argc > 2 ? argv[argc - 2] : "";
+
+    if (strncmp(flag, "--", 2) != 0)
+        return false;
+    for (size_t i = 0; i < N_OPTIONS; i++)
+        if (strcmp(flag + 2, options[i].name) == 0)
+            return options[i].type != TD_OPT_BOOL;
+    return strcmp(flag, "--config") == 0;
+}
+
 int main(int argc, char **argv)
 {
     ask_config c = {0};
@@ -239,7 +252,7 @@ int main(int argc, char **argv)
     td_status st;
 
     /* The question is the last argument; what is before it are flags. */
-    if (argc > 1 && argv[argc - 1][0] != '-')
+    if (argc > 1 && argv[argc - 1][0] != '-' && !last_is_a_value(argc, argv))
         question = argv[--argc];
     if (td_config_parse(options, N_OPTIONS, "tandem-ask",
                         "Asks one question: tandem-ask [flags] QUESTION", argc, argv, &c, &action,
