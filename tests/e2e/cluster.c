@@ -403,3 +403,21 @@ bool prefill_is_empty(const process *p)
            process_metric(p, "vllm:num_requests_running") == 0 &&
            process_metric(p, "vllm:num_requests_waiting") == 0;
 }
+
+void cluster_await_nothing_held(cluster *c, const process *decode)
+{
+    E2E_AWAIT(process_metric(c->router, "vllm:num_requests_running") == 0);
+    E2E_AWAIT(decode_is_empty(decode));
+}
+
+void process_log_word(const process *p, const char *mark, char *out, size_t cap)
+{
+    td_buf log = {0};
+    const char *at;
+
+    process_log(p, &log);
+    at = log.ptr != NULL ? strstr(log.ptr, mark) : NULL;
+    assert_non_null(at);
+    snprintf(out, cap, "%.*s", (int)strcspn(at + strlen(mark), " \n"), at + strlen(mark));
+    td_buf_free(&log);
+}

@@ -105,6 +105,11 @@ void e2e_pause(void); /* between two looks: a few milliseconds */
 /* A worker holds nothing any more: no request, no page, no reservation, nothing in quarantine. */
 bool decode_is_empty(const process *p);
 bool prefill_is_empty(const process *p);
+/* The router runs nothing and this decode worker holds nothing, soon. */
+void cluster_await_nothing_held(cluster *c, const process *decode);
+
+/* What follows `mark` in a process's log, up to a space; it must be there. */
+void process_log_word(const process *p, const char *mark, char *out, size_t cap);
 
 /* ---- the tests' frame: frame.c ---- */
 

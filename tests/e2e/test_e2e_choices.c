@@ -283,12 +283,6 @@ static void start_long(cluster *c, ask *a, int max_tokens, const char *extra)
     start(a, cluster_port(c), "/v1/chat/completions", body);
 }
 
-static void await_nothing_held(cluster *c, process *decode)
-{
-    E2E_AWAIT(process_metric(c->router, "vllm:num_requests_running") == 0);
-    E2E_AWAIT(decode_is_empty(decode));
-}
-
 static void test_choices_go_with_their_client(cluster *c)
 {
     process *decode;
@@ -301,11 +295,11 @@ static void test_choices_go_with_their_client(cluster *c)
     start_long(c, &a, 6000, STREAM);
     ASKS_UNTIL(a.n_roles == N && a.n_pieces > 20, &a, 1);
     ask_free(&a);
-    await_nothing_held(c, decode);
+    cluster_await_nothing_held(c, decode);
     start_long(c, &b, 6000, ""); /* a whole answer */
     E2E_AWAIT(process_metric(decode, "vllm:num_requests_running") == N);
     ask_free(&b);
-    await_nothing_held(c, decode);
+    cluster_await_nothing_held(c, decode);
     assert_true(process_metric(c->router,
                                "vllm:request_success_total{finished_reason=\"abort\"}") == 2 * N);
 }
@@ -353,7 +347,7 @@ static void lose_one(cluster *c, bool stream)
         assert_int_equal(a.status, 503);
         assert_string_equal(ask_error(&a, "type"), "service_unavailable_error");
     }
-    await_nothing_held(c, other);
+    cluster_await_nothing_held(c, other);
     process_stop(other, EXIT_DEADLINE_MS);
     ask_free(&a);
 }

@@ -22,22 +22,9 @@ typedef struct told {
     char reason[16];
 } told;
 
-/* What follows `mark` in a log, which must be there. */
-static void logged_url(const process *router, const char *mark, char *out, size_t cap)
-{
-    td_buf log = {0};
-    const char *at;
-
-    process_log(router, &log);
-    at = log.ptr != NULL ? strstr(log.ptr, mark) : NULL;
-    assert_non_null(at);
-    snprintf(out, cap, "%.*s", (int)strcspn(at + strlen(mark), " \n"), at + strlen(mark));
-    td_buf_free(&log);
-}
-
 static void rpc_url(const process *router, char *out, size_t cap)
 {
-    logged_url(router, "rpc_listening url=", out, cap);
+    process_log_word(router, "rpc_listening url=", out, cap);
 }
 
 static gateway *open_gateway(const process *router)
@@ -367,7 +354,7 @@ static void test_a_worker_refuses_another_major(cluster *c)
 
     cluster_decode(c, "");
     E2E_AWAIT(process_logged(router, "worker_joined"));
-    logged_url(router, " rpc=", url, sizeof url);
+    process_log_word(router, " rpc=", url, sizeof url);
     h.major = TD_PROTOCOL_MAJOR + 1;
     h.router_id = (ProtobufCBinaryData){4, (uint8_t *)(uintptr_t) "hand"};
     req.body_case = TANDEM__WORKER_REQUEST__BODY_HELLO;

@@ -20,16 +20,7 @@ enum { N = 3, MAX_TOKENS = 40 };
 
 static void rpc_url(const process *router, char *out, size_t cap)
 {
-    static const char mark[] = "rpc_listening url=";
-    td_buf log = {0};
-    const char *at;
-
-    process_log(router, &log);
-    at = log.ptr != NULL ? strstr(log.ptr, mark) : NULL;
-    assert_non_null(at);
-    at += sizeof mark - 1;
-    snprintf(out, cap, "%.*s", (int)strcspn(at, " \n"), at);
-    td_buf_free(&log);
+    process_log_word(router, "rpc_listening url=", out, cap);
 }
 
 static process *serve(cluster *c, process **decode)
@@ -142,12 +133,6 @@ static void test_a_stream_of_several_answers(cluster *c)
     gateway_close(g);
 }
 
-static void await_nothing_held(cluster *c, process *decode)
-{
-    E2E_AWAIT(process_metric(c->router, "vllm:num_requests_running") == 0);
-    E2E_AWAIT(decode_is_empty(decode));
-}
-
 static void test_a_cancel_is_of_all(cluster *c)
 {
     process *decode;
@@ -164,12 +149,12 @@ static void test_a_cancel_is_of_all(cluster *c)
         assert_int_equal(gateway_next(g, e2e_deadline(), &e, &err), TD_OK);
     while (e.kind != GATEWAY_FAILED);
     assert_int_equal(e.status, TD_CANCELED);
-    await_nothing_held(c, decode);
+    cluster_await_nothing_held(c, decode);
     if (gateway_generate(g, TD_SLICE(CHAT(3, 6000)), NULL, &stream, &err) != TD_OK)
         fail_msg("%s", err.text);
     E2E_AWAIT(process_metric(decode, "vllm:num_requests_running") == N);
     gateway_close(g); /* it goes, and they with it */
-    await_nothing_held(c, decode);
+    cluster_await_nothing_held(c, decode);
 }
 
 /* ---- a gateway of another version ---- */
