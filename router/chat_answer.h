@@ -14,8 +14,13 @@ void chat_answer_start(router *r, td_http_request *req, generation *g);
 /* Answer req with an error's HTTP status and OpenAI's error object. retry_s > 0: Retry-After. */
 void chat_answer_error(td_http_request *req, const td_error *err, uint32_t retry_s);
 
-/* Pieces that all answers share. The error as one event of a stream. */
-void chat_answer_error_event(td_buf *b, const td_error *err);
+/* Pieces that all answers share. */
+
+/* The end of an answer by an error: as the last event of a stream that has begun, which is then
+ * cut, or as the reply. req is over afterwards, and its on_close is not called. out is for writing
+ * in. */
+void chat_answer_fail(td_http_request *req, td_buf *out, bool begun, const td_error *err,
+                      uint32_t retry_s);
 /* Append one object a token, with a comma before it unless b is empty. */
 void chat_answer_logprobs(td_buf *b, const router *r, const token_logprobs *list, size_t n);
 void chat_answer_usage(td_buf *b, const request_usage *u);

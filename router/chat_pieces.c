@@ -45,12 +45,22 @@ void chat_answer_error(td_http_request *req, const td_error *err, uint32_t retry
                   err->param[0] ? err->param : NULL, error_code(err), retry_s > 0 ? retry : NULL);
 }
 
-void chat_answer_error_event(td_buf *b, const td_error *err)
+void chat_answer_fail(td_http_request *req, td_buf *out, bool begun, const td_error *err,
+                      uint32_t retry_s)
 {
-    td_buf_str(b, "data: ");
-    td_http_error_json(b, error_type(err->code), err->text, err->param[0] ? err->param : NULL,
+    td_http_request_on_close(req, NULL, NULL);
+    if (!begun) {
+        chat_answer_error(req, err, retry_s);
+        return;
+    }
+    /* The status is long gone: the error is an event, and [DONE] does not follow. */
+    td_buf_clear(out);
+    td_buf_str(out, "data: ");
+    td_http_error_json(out, error_type(err->code), err->text, err->param[0] ? err->param : NULL,
                        error_code(err));
-    td_buf_str(b, "\n\n");
+    td_buf_str(out, "\n\n");
+    td_http_stream_write(req, out->ptr, out->len);
+    td_http_stream_cut(req);
 }
 
 /* ---- pieces of JSON ---- */

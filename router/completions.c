@@ -253,16 +253,7 @@ static void on_error(void *user, const td_error *err, uint32_t retry_s)
 {
     completion *a = ((choice *)user)->a;
 
-    td_http_request_on_close(a->req, NULL, NULL);
-    if (a->begun) {
-        /* The status is long gone: the error is an event, and [DONE] does not follow. */
-        td_buf_clear(&a->out);
-        chat_answer_error_event(&a->out, err);
-        td_http_stream_write(a->req, a->out.ptr, a->out.len);
-        td_http_stream_cut(a->req);
-    } else {
-        chat_answer_error(a->req, err, retry_s);
-    }
+    chat_answer_fail(a->req, &a->out, a->begun, err, retry_s);
     free_completion(a);
 }
 
