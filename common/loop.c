@@ -366,16 +366,32 @@ static void on_signal(evutil_socket_t signo, short what, void *arg)
     s->fn(s->arg);
 }
 
+/* What stands under libevent's handler, and is there again when its event is deleted. The default
+ * would be the end of a process that is doing nothing but ending as it was asked to. */
+static volatile sig_atomic_t early[NSIG];
+
+static void on_early(int signo)
+{
+    early[signo] = 1;
+}
+
 td_status td_loop_on_signal(td_loop *loop, int signo, td_loop_fn fn, void *arg, td_error *err)
 {
     signal_watch *s = &loop->signals[loop->n_signals];
+    struct sigaction sa = {.sa_handler = on_early, .sa_flags = SA_RESTART};
 
     td_assert(loop->n_signals < MAX_SIGNALS);
+    td_assert(signo > 0 && signo < NSIG);
     s->fn = fn;
     s->arg = arg;
-    if (evsignal_assign(&s->ev, loop->base, signo, on_signal, s) != 0 ||
+    early[signo] = 0;
+    sigfillset(&sa.sa_mask);
+    if (sigaction(signo, &sa, NULL) != 0 ||
+        evsignal_assign(&s->ev, loop->base, signo, on_signal, s) != 0 ||
         evsignal_add(&s->ev, NULL) != 0)
         return td_fail(err, TD_IO, "signal %d (%s) cannot be watched", signo, strsignal(signo));
     loop->n_signals++;
+    if (early[signo] != 0) /* it came between the two handlers */
+        event_active(&s->ev, EV_SIGNAL, 1);
     return TD_OK;
 }

@@ -67,7 +67,8 @@ td_watch *td_watch_create(td_loop *loop, int fd, unsigned what, td_watch_fn fn, 
 void td_watch_free(td_watch *w); /* also from its own callback; NULL is fine */
 
 /* Call fn on the loop's thread after a signal (SIGTERM, SIGINT, SIGHUP). One loop of a process may
- * watch signals. Lasts until the loop is freed. */
+ * watch signals. Lasts until the loop is freed; from then on the signal does nothing: a process
+ * that was told to end, and is at it, is not killed by being told once more. */
 TD_MUST_CHECK td_status td_loop_on_signal(td_loop *loop, int signo, td_loop_fn fn, void *arg,
                                           td_error *err);
 

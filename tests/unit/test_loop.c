@@ -267,6 +267,19 @@ static void test_loop_signal_reaches_the_loop(void **state)
     assert_int_equal(t->order[0], 2);
 }
 
+/* Under the loop's handler there must not be the default, which ends the process. */
+static void test_loop_signal_after_the_loop_is_harmless(void **state)
+{
+    trace t = {0};
+
+    (void)state;
+    assert_int_equal(td_loop_create(&t.loop, NULL), TD_OK);
+    assert_int_equal(td_loop_on_signal(t.loop, SIGINT, on_second, &t, NULL), TD_OK);
+    td_loop_free(t.loop);
+    raise(SIGINT);
+    assert_int_equal(t.order[0], 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +294,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_loop_watch_tells_of_bytes_and_of_the_end, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_loop_signal_reaches_the_loop, setup, teardown),
+        cmocka_unit_test(test_loop_signal_after_the_loop_is_harmless),
     };
 
     return cmocka_run_group_tests_name("loop", tests, NULL, NULL);
