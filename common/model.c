@@ -198,7 +198,7 @@ static td_status open_ranks(td_model *m, td_error *err)
     for (int32_t i = 0; st == TD_OK && i < tp; i++) {
         model_rank *r = &m->rank[i];
 
-        dev.index = m->opt.devices != NULL ? m->opt.devices[i] : i;
+        r->device = dev.index = m->opt.devices != NULL ? m->opt.devices[i] : i;
         st = m->ops->dev_open(&dev, &r->dev, err);
         if (st != TD_OK)
             return st;

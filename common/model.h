@@ -22,17 +22,17 @@ typedef struct td_model td_model;
 typedef struct td_model_options {
     const char *backend; /* "cpu" or "cuda" */
     int32_t tp, ep;
-    const int32_t *devices; /* [tp] the device of each rank; NULL: rank i on device i */
+    const int32_t *devices;   /* [tp] the device of each rank; NULL: rank i on device i */
     int32_t threads;          /* over all ranks: td_dev_options.threads; 0: all usable cores */
     td_expert_format experts; /* how MXFP4 experts are kept */
     td_kv_dtype kv_dtype;
-    uint32_t kv_pages;   /* full-layer pages per rank; with device_bytes: the most that are wanted */
-    uint32_t kv_rings;   /* requests with a window ring at once */
+    uint32_t kv_pages; /* full-layer pages per rank; with device_bytes: the most that are wanted */
+    uint32_t kv_rings; /* requests with a window ring at once */
     uint32_t ring_pages; /* see td_kv_ring_pages() */
     int32_t max_tokens;  /* most tokens in one step: the prefill chunk, or the decode batch */
-    int32_t head_rows;   /* rows that get logits at once, which bounds their memory (4 bytes for each
-                          * row and token of the vocabulary); more take turns. 0: 128 */
-    bool no_graphs;      /* run every decode step as it is, on backends with graphs too */
+    int32_t head_rows; /* rows that get logits at once, which bounds their memory (4 bytes for each
+                        * row and token of the vocabulary); more take turns. 0: 128 */
+    bool no_graphs;    /* run every decode step as it is, on backends with graphs too */
     uint32_t comm_timeout_ms; /* td_comm_options.timeout_ms */
     /* What a rank may take of its device, all in all. KV gets what is left by weights, workspace,
      * collectives and graphs, at least kv_pages_least pages; where that is too little, opening
@@ -61,9 +61,13 @@ const td_kv_geometry *td_model_kv(const td_model *m);
 void *td_model_kv_base(const td_model *m, int32_t rank); /* region of td_kv_geometry.region_bytes */
 uint64_t td_model_weight_bytes(const td_model *m);       /* on all ranks, as loaded */
 
+/* For whom the step waits that runs now, as text ("rank 1 (device 1) waits for its device"): for a
+ * step that does not end. From any thread until td_model_close(); m is a td_model. */
+void td_model_late(const void *m, char *out, size_t size);
+
 /* What a rank's device holds. graphs is an estimate: the driver does not say. */
 typedef struct td_model_memory {
-    uint64_t weights, work, kv; /* work: activations, tables, the steps' workspace */
+    uint64_t weights, work, kv;      /* work: activations, tables, the steps' workspace */
     uint64_t comm, graphs, rounding; /* rounding: what the allocator adds to all but kv */
 } td_model_memory;
 td_model_memory td_model_memory_of(const td_model *m, int32_t rank);

@@ -12,6 +12,7 @@ static td_status reduce(td_model *m, int32_t rank, const td_buffer *part, bool c
 {
     model_rank *r = &m->rank[rank];
     size_t n = (size_t)m->step.T * (size_t)m->cfg.hidden;
+    td_status st;
 
     if (m->comm == NULL)
         return m->ops->add(r->stream,
@@ -21,7 +22,10 @@ static td_status reduce(td_model *m, int32_t rank, const td_buffer *part, bool c
                                           .part = (const void *const[]){part->ptr},
                                           .x = r->x.ptr},
                            err);
-    return td_comm_reduce_add(m->comm, rank, r->stream, part->ptr, n, clear, r->x.ptr, err);
+    td_ranks_mark(m->ranks, rank, TD_RANK_OTHERS);
+    st = td_comm_reduce_add(m->comm, rank, r->stream, part->ptr, n, clear, r->x.ptr, err);
+    td_ranks_mark(m->ranks, rank, TD_RANK_WORKS);
+    return st;
 }
 
 /* Without other ranks a step adds its part to x itself. */
@@ -234,8 +238,10 @@ static td_status sample(td_model *m, int32_t rank, int32_t from, int32_t n, int3
     td_status st = TD_OK;
 
     if (m->comm != NULL) {
+        td_ranks_mark(m->ranks, rank, TD_RANK_OTHERS);
         st = td_comm_gather(m->comm, rank, r->stream, logits, n, s->n_vocab, s->vocab_first,
                             m->cfg.vocab, first->full.ptr, err);
+        td_ranks_mark(m->ranks, rank, TD_RANK_WORKS);
         logits = first->full.ptr;
     }
     if (st != TD_OK || rank != 0)
@@ -333,6 +339,7 @@ static td_status execute(td_model *m, int32_t rank, td_error *err)
         st = m->step.mode == STEP_PLAIN
                  ? enqueue(m, rank, err)
                  : m->ops->graph_launch(r->stream, r->graph[m->step.graph], err);
+    td_ranks_mark(m->ranks, rank, TD_RANK_DEVICE);
     if (st == TD_OK)
         st = m->ops->sync(r->stream, err);
     if (st == TD_OK && m->comm != NULL)

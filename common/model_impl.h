@@ -46,6 +46,7 @@ typedef struct model_changes {
 typedef struct model_rank {
     td_shard shard;
     td_dev *dev;
+    int32_t device; /* its number */
     td_stream *stream;
     td_rank_weights w;
     td_buffer cos, sin, kv;

@@ -5,10 +5,36 @@
  * which stores nothing, sees nothing and chooses no expert. Each size's step is run once as it is,
  * so that nothing happens for the first time while it is being captured, then captured, then
  * replayed. */
+#include <stdio.h>
 #include <string.h>
 
 #include "common/model.h"
 #include "common/model_impl.h"
+
+enum { MOST_NAMED = 8 };
+
+void td_model_late(const void *model, char *out, size_t size)
+{
+    static const char *const does[] = {[TD_RANK_WORKS] = "does not come to its end",
+                                       [TD_RANK_DEVICE] = "waits for its device",
+                                       [TD_RANK_OTHERS] = "waits for other ranks"};
+    const td_model *m = model;
+    int32_t late[MOST_NAMED];
+    td_rank_state state;
+    int32_t n = td_ranks_late(m->ranks, MOST_NAMED, late, &state);
+    size_t at = 0;
+
+    if (n == 0)
+        snprintf(out, size, "no rank");
+    for (int32_t i = 0; i < n && at < size; i++) {
+        char device[24] = "";
+
+        if (m->ops->comm_open != NULL) /* ranks have devices of their own */
+            snprintf(device, sizeof device, " (device %d)", m->rank[late[i]].device);
+        at += (size_t)snprintf(out + at, size - at, "%srank %d%s %s", i > 0 ? ", " : "", late[i],
+                               device, does[state]);
+    }
+}
 
 td_status td_event_query(td_event *e)
 {

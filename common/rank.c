@@ -13,6 +13,7 @@ typedef struct rank {
     td_ranks *all;
     int32_t number;
     pthread_t thread;
+    _Atomic td_rank_state state; /* relaxed: nothing else is read by it */
     td_status st;
     td_error err;
 } rank;
@@ -47,6 +48,39 @@ static void relax(void)
 #endif
 }
 
+void td_ranks_mark(td_ranks *r, int32_t rank, td_rank_state state)
+{
+    atomic_store_explicit(&r->rank[rank].state, state, memory_order_relaxed);
+}
+
+int32_t td_ranks_late(const td_ranks *r, int32_t most, int32_t *late, td_rank_state *state)
+{
+    int32_t n = 0;
+
+    *state = TD_RANK_DONE;
+    for (int32_t i = 0; i < r->n; i++) {
+        td_rank_state s = atomic_load_explicit(&r->rank[i].state, memory_order_relaxed);
+
+        if (s < *state) {
+            *state = s;
+            n = 0;
+        }
+        if (s == *state && s != TD_RANK_DONE && n < most)
+            late[n++] = i;
+    }
+    return n;
+}
+
+static td_status run_rank(td_ranks *r, int32_t rank, td_error *err)
+{
+    td_status st;
+
+    td_ranks_mark(r, rank, TD_RANK_WORKS);
+    st = r->fn(r->ctx, rank, err);
+    td_ranks_mark(r, rank, TD_RANK_DONE);
+    return st;
+}
+
 static void *rank_main(void *arg)
 {
     rank *me = arg;
@@ -63,7 +97,7 @@ static void *rank_main(void *arg)
         if (atomic_load(&r->stop))
             return NULL;
         seen = atomic_load(&r->round);
-        me->st = r->fn(r->ctx, me->number, &me->err);
+        me->st = run_rank(r, me->number, &me->err);
         if (atomic_fetch_add(&r->finished, 1) + 1 == r->n - 1) {
             pthread_mutex_lock(&r->lock);
             pthread_cond_signal(&r->done);
@@ -90,6 +124,7 @@ td_status td_ranks_create(int32_t n, td_ranks **out, td_error *err)
 
         r->rank[i].all = r;
         r->rank[i].number = i;
+        atomic_init(&r->rank[i].state, TD_RANK_DONE);
         if (i > 0 && (rc = pthread_create(&r->rank[i].thread, NULL, rank_main, &r->rank[i])) == 0)
             r->n_started++;
         if (rc != 0) {
@@ -133,16 +168,18 @@ td_status td_ranks_run(td_ranks *r, td_rank_fn fn, void *ctx, td_error *err)
 {
     const rank *worst = NULL;
 
-    if (r->n == 1)
-        return fn(ctx, 0, err);
     r->fn = fn;
     r->ctx = ctx;
+    if (r->n == 1)
+        return run_rank(r, 0, err);
     atomic_store(&r->finished, 0);
+    for (int32_t i = 0; i < r->n; i++) /* who has not even begun is late, too */
+        td_ranks_mark(r, i, TD_RANK_WORKS);
     pthread_mutex_lock(&r->lock);
     atomic_fetch_add(&r->round, 1);
     pthread_cond_broadcast(&r->wake);
     pthread_mutex_unlock(&r->lock);
-    r->rank[0].st = fn(ctx, 0, &r->rank[0].err);
+    r->rank[0].st = run_rank(r, 0, &r->rank[0].err);
     wait_for_all(r);
     for (int32_t i = 0; i < r->n; i++) {
         const rank *k = &r->rank[i];

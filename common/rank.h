@@ -20,6 +20,23 @@ void td_ranks_free(td_ranks *r); /* NULL is fine; nothing may be running */
  * TD_CANCELED (a rank that only gave up because another failed) never hides the reason. */
 TD_MUST_CHECK td_status td_ranks_run(td_ranks *r, td_rank_fn fn, void *ctx, td_error *err);
 
+/* What a rank does in the run that goes on, the more telling first. */
+typedef enum td_rank_state {
+    TD_RANK_WORKS,  /* its thread is at work */
+    TD_RANK_DEVICE, /* it waits for its device */
+    TD_RANK_OTHERS, /* it waits for other ranks */
+    TD_RANK_DONE    /* it has returned, or nothing runs */
+} td_rank_state;
+
+/* From fn, for td_ranks_late(); a rank works until it says otherwise. */
+void td_ranks_mark(td_ranks *r, int32_t rank, td_rank_state state);
+
+/* For whom a run waits that does not end: the ranks that work if there are any, else those that
+ * wait for their devices, else those that wait for others. The first `most` of them go to late;
+ * *state is what they do. Returns how many went; 0: nothing runs. From any thread, at any time: a
+ * glance. */
+int32_t td_ranks_late(const td_ranks *r, int32_t most, int32_t *late, td_rank_state *state);
+
 /* Cores this process may run on. */
 int32_t td_usable_cores(void);
 

@@ -43,6 +43,7 @@ static td_status self_test(td_model *m, td_watch *watch, td_error *err)
         .tokens = &prompt, .n = 1, .seq = {.pages = &page, .n_pages = 1}, .sampling = &greedy};
     td_status st;
 
+    td_watch_ask(watch, td_model_late, m);
     td_watch_begin_first(watch, "self-test", 1);
     st = td_model_prefill(m, &step, err);
     td_watch_end(watch);

@@ -22,21 +22,28 @@ struct td_watch {
     int leave_code;
     const char *what;
     int32_t n;
+    td_watch_late_fn late;
+    const void *ctx; /* of late */
     bool stop;
 };
 
-/* No destructors, no atexit: they would wait for the device. */
+/* No destructors, no atexit: they would wait for the device. With the lock held, so that what
+ * late() looks at stays while it does: a step that ends just now waits in td_watch_end(). */
 static void end_process(const td_watch *w, td_usec now)
 {
+    char who[TD_WATCH_LATE_SIZE] = "unknown";
+
     if (now >= w->leave_at) {
         td_logerr("exit_hangs", "exit=%d what=\"the way out did not end in time\"", w->leave_code);
         _exit(w->leave_code);
     }
+    if (w->late != NULL)
+        w->late(w->ctx, who, sizeof who);
     td_logerr("step_hangs",
-              "exit=%d step=%s n=%d after_ms=%lld timeout_ms=%lld "
-              "what=\"the device does not answer\"",
+              "exit=%d step=%s n=%d after_ms=%lld timeout_ms=%lld late=\"%s\" "
+              "what=\"the step did not end in time\"",
               TD_EXIT_HANG, w->what, w->n, (long long)((now - w->began) / TD_USEC_PER_MSEC),
-              (long long)(w->allowed / TD_USEC_PER_MSEC));
+              (long long)(w->allowed / TD_USEC_PER_MSEC), who);
     _exit(TD_EXIT_HANG);
 }
 
@@ -105,6 +112,14 @@ void td_watch_stop(td_watch *w)
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
     free(w);
+}
+
+void td_watch_ask(td_watch *w, td_watch_late_fn fn, const void *ctx)
+{
+    pthread_mutex_lock(&w->lock);
+    w->late = fn;
+    w->ctx = ctx;
+    pthread_mutex_unlock(&w->lock);
 }
 
 static void begin(td_watch *w, const char *what, int32_t n, td_usec allowed)

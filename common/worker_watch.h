@@ -6,6 +6,7 @@
 #ifndef TANDEM_COMMON_WORKER_WATCH_H
 #define TANDEM_COMMON_WORKER_WATCH_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/status.h"
@@ -14,6 +15,7 @@
 enum {
     TD_EXIT_DEVICE = 3, /* the device or its driver reported an error */
     TD_EXIT_HANG = 4,   /* a step did not end in time */
+    TD_WATCH_LATE_SIZE = 512,
     TD_LEAVE_MS =
         5000, /* for td_watch_leave(): what closing takes where nothing blocks, and more */
 };
@@ -31,6 +33,11 @@ void td_watch_end(td_watch *w);
 /* The same around what a process does for the first time: a minute at least, as libraries load
  * their kernels. */
 void td_watch_begin_first(td_watch *w, const char *what, int32_t n);
+
+/* Who a step waits for, as text for the log when it does not end: fn writes it into out, from the
+ * watch's thread, without waiting for anything. NULL: nobody can say. */
+typedef void (*td_watch_late_fn)(const void *ctx, char *out, size_t size);
+void td_watch_ask(td_watch *w, td_watch_late_fn fn, const void *ctx);
 
 /* A step has failed: the process ends in ms at the latest, with exit_code if it did not end by
  * itself until then, whatever the device still blocks. */

@@ -51,11 +51,13 @@ static void test_decode_device_fails(cluster *c)
 
 static void test_decode_device_hangs(cluster *c)
 {
-    check_decode_replaced(c, "--fault-step -60 --step-timeout 400ms", DEVICE_HANGS, "step_hangs");
+    check_decode_replaced(c, "--fault-step -60 --step-timeout 400ms", DEVICE_HANGS,
+                          "late=\"rank 0 ");
 }
 
-/* Nobody to go to: the client is told, whatever broke. */
-static void check_last_one(cluster *c, const char *prefill, const char *decode, int code)
+/* Nobody to go to: the client is told, whatever broke. says: in the log of what broke. */
+static void check_last_one(cluster *c, const char *prefill, const char *decode, int code,
+                           const char *says)
 {
     process *p, *d, *broken;
     ask hit, next;
@@ -67,6 +69,7 @@ static void check_last_one(cluster *c, const char *prefill, const char *decode, 
     cluster_ready(c);
     ask_chat(&hit, cluster_port(c), &story);
     assert_int_equal(process_wait(broken, EXIT_DEADLINE_MS), code);
+    assert_true(process_logged(broken, says));
     asks_wait(&hit, 1);
     check_told(&hit);
     ask_whole(&next, cluster_port(c), &(want){.max_tokens = 2});
@@ -81,12 +84,12 @@ static void check_last_one(cluster *c, const char *prefill, const char *decode, 
 
 static void test_last_decode_device_fails(cluster *c)
 {
-    check_last_one(c, "", "--fault-step 20", DEVICE_FAILED);
+    check_last_one(c, "", "--fault-step 20", DEVICE_FAILED, "status=DEVICE");
 }
 
 static void test_last_decode_device_hangs(cluster *c)
 {
-    check_last_one(c, "", "--fault-step -20 --step-timeout 400ms", DEVICE_HANGS);
+    check_last_one(c, "", "--fault-step -20 --step-timeout 400ms", DEVICE_HANGS, "late=\"rank 0 ");
 }
 
 /* Two ranks; on one GPU, as there may be no more. */
@@ -103,7 +106,8 @@ static void test_one_device_of_two_fails(cluster *c)
 {
     char options[128];
 
-    check_last_one(c, "", two_ranks(options, sizeof options, "--fault-step 21"), DEVICE_FAILED);
+    check_last_one(c, "", two_ranks(options, sizeof options, "--fault-step 21"), DEVICE_FAILED,
+                   "status=DEVICE");
 }
 
 static void test_one_device_of_two_hangs(cluster *c)
@@ -111,17 +115,17 @@ static void test_one_device_of_two_hangs(cluster *c)
     char options[128];
 
     two_ranks(options, sizeof options, "--fault-step -1 --step-timeout 400ms");
-    check_last_one(c, options, "", DEVICE_HANGS);
+    check_last_one(c, options, "", DEVICE_HANGS, "late=\"rank ");
 }
 
 static void test_last_prefill_device_fails(cluster *c)
 {
-    check_last_one(c, "--fault-step 1", "", DEVICE_FAILED);
+    check_last_one(c, "--fault-step 1", "", DEVICE_FAILED, "status=DEVICE");
 }
 
 static void test_last_prefill_device_hangs(cluster *c)
 {
-    check_last_one(c, "--fault-step -1 --step-timeout 400ms", "", DEVICE_HANGS);
+    check_last_one(c, "--fault-step -1 --step-timeout 400ms", "", DEVICE_HANGS, "late=\"rank 0 ");
 }
 
 /* In the second of many chunks, when the first one's KV is on its way: another worker reads the

@@ -4,7 +4,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -53,6 +55,25 @@ static void check_ends(void (*fn)(void), int code, int64_t least_ms)
 
     assert_int_equal(end_of(fn, &ms), code);
     assert_true(ms >= least_ms);
+}
+
+/* What end_of()'s process says goes to a pipe: the end of it is what the test reads. */
+static int said[2];
+
+static void says(const void *ctx, char *out, size_t size)
+{
+    snprintf(out, size, "%s sleeps", (const char *)ctx);
+}
+
+static void a_step_hangs_and_who_is_known(void)
+{
+    td_watch *w = start(TIMEOUT_MS);
+
+    if (dup2(said[1], STDERR_FILENO) < 0)
+        _exit(BROKEN);
+    td_watch_ask(w, says, "rank 1");
+    td_watch_begin(w, "test", 7);
+    hang();
 }
 
 static void one_step_hangs(void)
@@ -130,6 +151,20 @@ static void test_watch_ends_a_process_whose_step_hangs(void **state)
     check_ends(a_step_after_the_first_hangs, TD_EXIT_HANG, 4 * TIMEOUT_MS);
 }
 
+static void test_watch_says_who_is_late(void **state)
+{
+    char line[1024] = "";
+
+    (void)state;
+    assert_int_equal(pipe(said), 0);
+    check_ends(a_step_hangs_and_who_is_known, TD_EXIT_HANG, TIMEOUT_MS);
+    assert_true(read(said[0], line, sizeof line - 1) > 0);
+    assert_non_null(strstr(line, "step_hangs exit=4 step=test n=7 "));
+    assert_non_null(strstr(line, " late=\"rank 1 sleeps\""));
+    close(said[0]);
+    close(said[1]);
+}
+
 static void test_watch_leaves_steps_alone_that_end(void **state)
 {
     (void)state;
@@ -147,6 +182,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_watch_ends_a_process_whose_step_hangs),
+        cmocka_unit_test(test_watch_says_who_is_late),
         cmocka_unit_test(test_watch_leaves_steps_alone_that_end),
         cmocka_unit_test(test_watch_ends_a_way_out_that_hangs),
     };
