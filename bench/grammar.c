@@ -303,7 +303,7 @@ int main(int argc, char **argv)
     times t = {calloc(MAX_TIMES, sizeof(double)), 0};
     world w = {0};
 
-    if (argc < 2) {
+    if (argc < 2 || argv[1][0] == '-') {
         fprintf(stderr, "usage: bench_grammar TOKENIZER [SCHEMA.json...]\n");
         return 2;
     }

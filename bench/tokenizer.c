@@ -175,7 +175,7 @@ int main(int argc, char **argv)
     bool good = true;
     td_usec start = td_now_us();
 
-    if (argc < 2) {
+    if (argc < 2 || argv[1][0] == '-') {
         fprintf(stderr, "usage: %s TOKENIZER [FILE...]\n", argv[0]);
         return 2;
     }

@@ -164,9 +164,12 @@ static void print_table(const gateway_event *e)
            (double)e->prefill_us / 1e3);
     printf("  %-22s %.2f ms\n", "inter-token latency", itl);
     printf("  %-22s %.1f ms\n", "whole answer", (double)e->e2e_us / 1e3);
-    printf("  %-22s %llu bytes in %u puts over %.*s, %.2f ms of it after prefill\n",
-           "KV-cache moved", (unsigned long long)e->kv_bytes, e->kv_puts, (int)e->kv_transport.len,
-           e->kv_transport.ptr, (double)e->kv_tail_us / 1e3);
+    if (e->kv_transport.len > 0)
+        printf("  %-22s %llu bytes in %u puts over %.*s, %.2f ms of it after prefill\n",
+               "KV-cache moved", (unsigned long long)e->kv_bytes, e->kv_puts,
+               (int)e->kv_transport.len, e->kv_transport.ptr, (double)e->kv_tail_us / 1e3);
+    else /* the source looks once more at its peer before it reports: a short answer may be over */
+        printf("  %-22s whole; its report came after the answer\n", "KV-cache moved");
     if (e->retries > 0)
         printf("  %-22s %u\n", "retries", e->retries);
 }

@@ -23,7 +23,7 @@ if(NOT nng_FOUND)
 endif()
 
 # UCX: the system's, or the one at ucx_ROOT (a prefix with include and lib, or a folder into which the wheel
-# libucx-cu13 was installed). Debian's has no CUDA transports; README, "UCX with CUDA".
+# libucx-cu13 was installed). Debian's has no CUDA transports; README, "On GPUs".
 function(td_find_ucx)
     set(root "${ucx_ROOT}")
     if(NOT root AND DEFINED ENV{ucx_ROOT})

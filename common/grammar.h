@@ -1,6 +1,6 @@
 /* grammar: which byte strings a part of an answer may be, and which tokens may come next in one.
  *
- * A grammar is made from a JSON Schema (README, "Structured output", lists the keywords), from
+ * A grammar is made from a JSON Schema (README, "Schemas", lists the keywords), from
  * plain strings, or from other grammars. A matcher is a place in it: bytes are accepted one token
  * at a time, and a mask says for every token of a vocabulary whether its bytes may follow. Masks
  * are exact: a token is in the mask if and only if td_matcher_accept() would take its bytes, and

@@ -144,8 +144,8 @@ static td_status kv_ucx_check_cuda(ucp_context_h context, td_error *err)
     ucp_get_version(&major, &minor, &patch);
     return td_fail(err, TD_UNAVAILABLE,
                    "KV transfer: UCX %u.%u.%u, which this process has loaded, has no CUDA "
-                   "transports: build with ucx_ROOT set to a UCX that has (README, \"UCX with "
-                   "CUDA\"), or use --backend cpu",
+                   "transports: build with ucx_ROOT set to a UCX that has (README, \"On GPUs\"), "
+                   "or use --backend cpu",
                    major, minor, patch);
 }
 

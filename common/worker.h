@@ -183,7 +183,7 @@ extern const char *const td_backend_words[],
          "auto", \
          0, \
          0, \
-         "How KV crosses between workers: auto lets UCX choose among all it has.", \
+         "How KV crosses between workers: auto lets UCX choose among all but shared memory.", \
          td_kv_transport_words}, \
         {"listen", \
          TD_OPT_STR, \
