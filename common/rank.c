@@ -48,9 +48,9 @@ static void relax(void)
 #endif
 }
 
-void td_ranks_mark(td_ranks *r, int32_t rank, td_rank_state state)
+void td_ranks_mark(td_ranks *r, int32_t number, td_rank_state state)
 {
-    atomic_store_explicit(&r->rank[rank].state, state, memory_order_relaxed);
+    atomic_store_explicit(&r->rank[number].state, state, memory_order_relaxed);
 }
 
 int32_t td_ranks_late(const td_ranks *r, int32_t most, int32_t *late, td_rank_state *state)
@@ -71,13 +71,13 @@ int32_t td_ranks_late(const td_ranks *r, int32_t most, int32_t *late, td_rank_st
     return n;
 }
 
-static td_status run_rank(td_ranks *r, int32_t rank, td_error *err)
+static td_status run_rank(td_ranks *r, int32_t number, td_error *err)
 {
     td_status st;
 
-    td_ranks_mark(r, rank, TD_RANK_WORKS);
-    st = r->fn(r->ctx, rank, err);
-    td_ranks_mark(r, rank, TD_RANK_DONE);
+    td_ranks_mark(r, number, TD_RANK_WORKS);
+    st = r->fn(r->ctx, number, err);
+    td_ranks_mark(r, number, TD_RANK_DONE);
     return st;
 }
 
