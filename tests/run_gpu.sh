@@ -15,17 +15,17 @@
 # tests check: kernels are built with TANDEM_RACECHECK (hopper.cuh says why); a workspace is poisoned and not raw
 # where rows end within 16 bytes or cuBLASLt writes them, which initcheck does not see (harness.c); tests that ask
 # for too much memory are skipped (test_ops_load.c); test_ops_comm is not there, as its ranks wait for each other
-# and replays of their graphs do not overlap under the tools; and test_ops_dense is not under synccheck, which
-# takes barriers that warps come to from two places, as in dense_mid.cu, for divergence. PTX counts arrivals only.
+# and replays of their graphs do not overlap under the tools; test_ops_dense and test_ops_attn_in are not under
+# synccheck, which takes barriers that warps come to from two places (dense_mid.cu) for divergence. PTX counts arrivals.
 #
 # TANDEM_TEST_LARGE=1 adds layers of gpt-oss-20b's shape. Worst errors are printed beside their bounds.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-TESTS=(test_ops_attn test_ops_comm test_ops_dense test_ops_experts test_ops_experts_fp8 test_ops_load test_ops_sample test_model_backends test_model_ranks)
+TESTS=(test_ops_attn test_ops_attn_in test_ops_comm test_ops_dense test_ops_experts test_ops_experts_fp8 test_ops_load test_ops_sample test_model_backends test_model_ranks)
 
 # The slowest first.
-SANITIZED=(test_ops_sample test_ops_experts test_ops_dense test_ops_attn test_ops_experts_fp8 test_ops_load)
+SANITIZED=(test_ops_sample test_ops_experts test_ops_attn_in test_ops_dense test_ops_attn test_ops_experts_fp8 test_ops_load)
 TOOLS=(racecheck memcheck initcheck synccheck)
 
 PROGRAMS=(tandem-router tandem-prefill tandem-decode)
@@ -53,7 +53,7 @@ run_tests() {
 }
 
 # Whether a tool is for a program.
-can_watch() { [ "$1-$2" != synccheck-test_ops_dense ]; }
+can_watch() { [ "$1-$2" != synccheck-test_ops_dense ] && [ "$1-$2" != synccheck-test_ops_attn_in ]; }
 
 # sanitize TOOL DIR NAME LOG: one program under one tool; a line of how it went. Errors that the tool reports make it fail.
 sanitize() {

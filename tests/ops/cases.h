@@ -39,6 +39,8 @@ static const attn_in_case attn_in_cases[] = {
     {129, 96, 4, 2, 64}, {1, 2880, 8, 1, 64}, {7, 256, 16, 8, 64},
 };
 
+/* Where kernels, their tiles and their number of blocks change. */
+static const int32_t step_rows[] = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 127, 128, 129, 200, 513};
 /* Sequences with `pos` tokens cached, then T queries. */
 typedef struct attn_case {
     int32_t T, pos, H, K, d, window;

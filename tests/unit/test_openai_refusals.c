@@ -1,0 +1,446 @@
+/* Mistakes in a Chat Completions body: how each is named, and what damage does. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "common/buf.h"
+#include "tests/unit/openai_fixture.h"
+
+static void check_bad(const char *body, size_t n, const char *param, const char *says)
+{
+    generation g;
+    td_error err = {0};
+
+    if (parse_n(body, n, false, &g, &err) != TD_INVALID)
+        fail_msg("taken: %.200s", body);
+    if (strcmp(err.param, param) != 0 || strstr(err.text, says) == NULL)
+        fail_msg("%.200s: param \"%s\", not \"%s\"; text: %s", body, err.param, param, err.text);
+    generation_free(&g);
+}
+
+static void test_bad_members(void **state)
+{
+    static const struct {
+        const char *members, *param, *says;
+    } bad[] = {
+        {"\"model\":5", "model", "a number"},
+        {"\"temperature\":\"0.7\"", "temperature", "a string"},
+        {"\"temperature\":-0.1", "temperature", "between 0 and 2"},
+        {"\"temperature\":2.01", "temperature", "between 0 and 2"},
+        {"\"temperature\":1e999", "temperature", "between 0 and 2"},
+        {"\"temperature\":[]", "temperature", "an array"},
+        {"\"top_p\":1.5", "top_p", "between 0 and 1"},
+        {"\"top_p\":true", "top_p", "true or false"},
+        {"\"top_k\":1.5", "top_k", "whole"},
+        {"\"top_k\":-2", "top_k", "between -1"},
+        {"\"top_k\":1e10", "top_k", "between -1"},
+        {"\"seed\":\"1\"", "seed", "whole"},
+        {"\"seed\":1.5", "seed", "whole"},
+        {"\"seed\":1e30", "seed", "between -2^63"},
+        {"\"seed\":18446744073709551616", "seed", "between -2^63"},
+        {"\"seed\":-9223372036854775809", "seed", "between -2^63"},
+        {"\"max_tokens\":\"500\"", "max_tokens", "a string"},
+        {"\"max_tokens\":0", "max_tokens", "between 1"},
+        {"\"max_tokens\":-1", "max_tokens", "between 1"},
+        {"\"max_tokens\":1.5", "max_tokens", "whole"},
+        {"\"max_tokens\":4294967296", "max_tokens", "between 1"},
+        {"\"max_completion_tokens\":0", "max_completion_tokens", "between 1"},
+        {"\"max_tokens\":5,\"max_completion_tokens\":6", "max_tokens", "one of them"},
+        {"\"stop\":5", "stop", "a number"},
+        {"\"stop\":\"\"", "stop", "1 to"},
+        {"\"stop\":[\"a\",5]", "stop", "a number"},
+        {"\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\"]", "stop", "at most 4"},
+        {"\"stop\":[\"a\",\"\"]", "stop", "1 to"},
+        {"\"stream\":\"true\"", "stream", "a string"},
+        {"\"stream\":1", "stream", "a number"},
+        {"\"stream_options\":{}", "stream_options", "needs stream"},
+        {"\"stream\":true,\"stream_options\":[]", "stream_options", "an array"},
+        {"\"stream\":true,\"stream_options\":{\"include_usage\":1}", "stream_options.include_usage",
+         "a number"},
+        {"\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}",
+         "stream_options.continuous_usage_stats", "at the end"},
+        {"\"reasoning_effort\":\"huge\"", "reasoning_effort", "low"},
+        {"\"reasoning_effort\":1", "reasoning_effort", "low"},
+        {"\"response_format\":\"text\"", "response_format", "object"},
+        {"\"response_format\":{\"type\":\"xml\"}", "response_format.type", "xml"},
+        {"\"response_format\":{\"type\":\"json_schema\"}", "response_format.json_schema", "object"},
+        {FORMAT("{}"), "response_format.json_schema.name", "missing"},
+        {FORMAT("{\"name\":\"\"}"), "response_format.json_schema.name", "1 to 64"},
+        {FORMAT("{\"name\":\"a b\"}"), "response_format.json_schema.name", "1 to 64"},
+        {FORMAT("{\"name\":\"a\",\"strict\":1}"), "response_format.json_schema.strict", "a number"},
+        {FORMAT("{\"name\":\"a\",\"schema\":[]}"), "response_format.json_schema.schema",
+         "an array"},
+        {FORMAT("{\"name\":\"a\",\"description\":1}"), "response_format.json_schema.description",
+         "a number"},
+        {"\"n\":2", "n", "at most 1 answer is"},
+        {"\"n\":0", "n", "between 1"},
+        {"\"frequency_penalty\":2.5", "frequency_penalty", "between -2"},
+        {"\"frequency_penalty\":\"1\"", "frequency_penalty", "a string"},
+        {"\"presence_penalty\":-3", "presence_penalty", "between -2"},
+        {"\"logprobs\":1", "logprobs", "a number"},
+        {"\"top_logprobs\":3", "top_logprobs", "needs logprobs"},
+        {"\"logprobs\":false,\"top_logprobs\":1", "top_logprobs", "needs logprobs"},
+        {"\"logprobs\":true,\"top_logprobs\":21", "top_logprobs", "between 0 and 20"},
+        {"\"logprobs\":true,\"top_logprobs\":1.5", "top_logprobs", "whole"},
+        {"\"logprobs\":true,\"top_logprobs\":true", "top_logprobs", "true or false"},
+        {"\"logit_bias\":[]", "logit_bias", "an array"},
+        {"\"logit_bias\":{\"5\":101}", "logit_bias", "-100 and 100"},
+        {"\"logit_bias\":{\"5\":\"1\"}", "logit_bias", "-100 and 100"},
+        {"\"logit_bias\":{\"5\":null}", "logit_bias", "-100 and 100"},
+        {"\"logit_bias\":{\"1000\":1}", "logit_bias", "0 to 999"},
+        {"\"logit_bias\":{\"99999999999999999999\":1}", "logit_bias", "0 to 999"},
+        {"\"logit_bias\":{\"-1\":1}", "logit_bias", "ids of tokens"},
+        {"\"logit_bias\":{\"05\":1}", "logit_bias", "ids of tokens"},
+        {"\"logit_bias\":{\"\":1}", "logit_bias", "ids of tokens"},
+        {"\"logit_bias\":{\"5 \":1}", "logit_bias", "ids of tokens"},
+        {"\"logit_bias\":{\"5\":1,\"7\":1,\"5\":2}", "logit_bias", "token 5 twice"},
+        {"\"functions\":[]", "functions", "tools"},
+        {"\"user\":5", "user", "a string, not a number"},
+        {"\"metadata\":\"x\"", "metadata", "an object, not a string"},
+        {"\"store\":1", "store", "true or false"},
+        {"\"service_tier\":\"flex\"", "service_tier", "one tier"},
+        {"\"modalities\":[\"text\",\"audio\"]", "modalities", "text"},
+        {"\"web_search_options\":{}", "web_search_options", "searched"},
+        {"\"verbosity\":5", "verbosity", "a string"},
+        {"\"best_of\":2", "best_of", "use n"},
+        {"\"echo\":true", "echo", "not repeated"},
+        {"\"min_p\":0.1", "min_p", "top_p"},
+        {"\"min_tokens\":5", "min_tokens", "ends where"},
+        {"\"repetition_penalty\":1.1", "repetition_penalty", "frequency_penalty"},
+        {"\"use_beam_search\":true", "use_beam_search", "sampled"},
+        {"\"stop_token_ids\":[5]", "stop_token_ids", "use stop"},
+        {"\"skip_special_tokens\":false", "skip_special_tokens", "not shown"},
+        {"\"guided_json\":{}", "guided_json", "response_format"},
+        {"\"grammar\":\"root ::= x\"", "grammar", "response_format"},
+        {"\"min_tokens\":5", "min_tokens", "unless ignore_eos"},
+        {"\"return_token_ids\":true", "return_token_ids", "as bytes"},
+        {"\"max_new_tokens\":5", "max_new_tokens", "max_tokens"},
+        {"\"chat_template_kwargs\":{\"enable_thinking\":false}", "chat_template_kwargs",
+         "reasoning_effort"},
+        {"\"enable_thinking\":false", "enable_thinking", "reasoning_effort"},
+        {"\"reasoning\":{\"effort\":\"low\"}", "reasoning", "reasoning_effort"},
+        {"\"separate_reasoning\":false", "separate_reasoning", "never a part"},
+        {"\"include_reasoning\":1", "include_reasoning", "a number"},
+        {"\"add_generation_prompt\":false", "add_generation_prompt", "must be true without"},
+        {"\"add_generation_prompt\":true,\"continue_final_message\":true", "add_generation_prompt",
+         "must be false with"},
+        {"\"prompt\":\"x\"", "prompt", "/v1/completions"},
+        {"\"input\":\"x\"", "input", "/v1/responses"},
+        {"\"chat_template\":\"x\"", "chat_template", "Harmony"},
+        {"\"function_call\":\"auto\"", "function_call", "tool_choice"},
+        {"\"audio\":{}", "audio", "text"},
+        {"\"ignore_eos\":true", "ignore_eos", "switched off"},
+        {"\"ignore_eos\":1", "ignore_eos", "a number"},
+        {"\"continue_final_message\":\"x\"", "continue_final_message", "a string"},
+        {"\"tools\":{}", "tools", "an object"},
+        {"\"tools\":[5]", "tools[0]", "object"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}},{\"type\":\"function\","
+         "\"function\":{\"name\":\"functions.f\"}}]",
+         "tools[1].function.name", "'f' is the name of tools[0]"},
+        {"\"tools\":[{\"type\":\"web_search\"}]", "tools[0]", "web_search"},
+        {"\"tools\":[{\"type\":\"function\"}]", "tools[0].function", "object"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{}}]", "tools[0].function.name",
+         "missing"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":5}}]", "tools[0].function.name",
+         "a number"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":5}}]",
+         "tools[0].function.description", "a number"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":[]}}]",
+         "tools[0].function.parameters", "an array"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":1}}]",
+         "tools[0].function.strict", "a number"},
+        {"\"tool_choice\":\"maybe\"", "tool_choice", "auto"},
+        {"\"tool_choice\":5", "tool_choice", "auto"},
+        {"\"tool_choice\":\"required\"", "tool_choice", "no tools"},
+        {"\"tool_choice\":{\"type\":\"function\"}", "tool_choice", "function"},
+        {"\"tool_choice\":{\"type\":\"function\",\"function\":{}}", "tool_choice.function.name",
+         "missing"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char body[512];
+        int n = snprintf(body, sizeof body, "{" MESSAGES ",%s}", bad[i].members);
+
+        check_bad(body, (size_t)n, bad[i].param, bad[i].says);
+    }
+}
+
+static void test_bad_messages(void **state)
+{
+    static const struct {
+        const char *messages, *param, *says;
+    } bad[] = {
+        {"5", "messages", "array"},
+        {"null", "messages", "missing"},
+        {"[]", "messages", "empty"},
+        {"[5]", "messages[0]", "a number"},
+        {"[{}]", "messages[0].role", "must be"},
+        {"[{\"role\":\"function\",\"content\":\"x\"}]", "messages[0].role", "must be"},
+        {"[{\"role\":5,\"content\":\"x\"}]", "messages[0].role", "must be"},
+        {"[{\"role\":\"user\"}]", "messages[0].content", "missing"},
+        {"[{\"role\":\"user\",\"content\":null}]", "messages[0].content", "missing"},
+        {"[{\"role\":\"user\",\"content\":{}}]", "messages[0].content", "an object"},
+        {"[{\"role\":\"user\",\"content\":[\"x\"]}]", "messages[0].content[0]", "type"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"},"
+         "{\"type\":\"image_url\",\"image_url\":{}}]}]",
+         "messages[0].content[1]", "image_url"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", "messages[0].content[0]",
+         "text must be"},
+        {"[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"tool\",\"content\":\"x\"}]",
+         "messages[1].tool_call_id", "missing"},
+        {"[{\"role\":\"user\",\"content\":\"x\",\"name\":5}]", "messages[0].name", "a number"},
+        {"[{\"role\":\"assistant\",\"reasoning\":5}]", "messages[0].reasoning", "a number"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":{}}]", "messages[0].tool_calls", "an object"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[5]}]", "messages[0].tool_calls[0]", "a number"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"web\"}]}]",
+         "messages[0].tool_calls[0]", "function"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\"}]}]",
+         "messages[0].tool_calls[0].function", "object"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":"
+         "\"{}\"}}]}]",
+         "messages[0].tool_calls[0].id", "missing"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\","
+         "\"arguments\":{}}}]}]",
+         "messages[0].tool_calls[0].function.arguments", "an object"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char body[512];
+        int n = snprintf(body, sizeof body, "{\"messages\":%s}", bad[i].messages);
+
+        check_bad(body, (size_t)n, bad[i].param, bad[i].says);
+    }
+}
+
+static void test_bad_json(void **state)
+{
+    static const struct {
+        const char *body;
+        const char *says;
+    } bad[] = {
+        {"", "empty"},
+        {" ", "JSON"},
+        {"[]", "an array"},
+        {"\"x\"", "a string"},
+        {"{", "JSON"},
+        {"{" MESSAGES "", "JSON"},
+        {"{" MESSAGES "} trailing", "JSON"},
+        {"{" MESSAGES "}{}", "JSON"},
+        {"{" MESSAGES ",\"temperature\":NaN}", "JSON"},
+        {"{" MESSAGES ",\"temperature\":Infinity}", "JSON"},
+        {"{" MESSAGES ",}", "JSON"},
+        {"{" MESSAGES ",\"temperature\":01}", "written"},
+        {"{" MESSAGES ",\"temperature\":1.}", "written"},
+        {"{" MESSAGES ",\"temperature\":1.e1}", "written"},
+        {"{" MESSAGES ",\"temperature\":1e}", "written"},
+        {"{" MESSAGES ",\"temperature\":-}", "written"},
+        {"{" MESSAGES ",\"temperature\":1-1}", "JSON"},
+        {"{" MESSAGES ",\"x\":[0,-007]}", "written"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\"}]}", "UTF-8"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xed\xa0\x80\"}]}", "UTF-8"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\"}]}", "NUL"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\q\"}]}", "JSON"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        check_bad(bad[i].body, strlen(bad[i].body), "", bad[i].says);
+    check_bad("{\"a\":\0 1}", 9, "", "NUL");
+    check_bad("{\"a\":\"x\0y\"}", 11, "", "NUL"); /* not cut there without a word */
+}
+
+/* A pair is one character; half of one, which is what a client's cut leaves, is U+FFFD. */
+static void test_half_pairs_are_replaced(void **state)
+{
+    static const struct {
+        const char *json, *text;
+    } cases[] = {
+        {"\\ud83d\\uDE00", "\xf0\x9f\x98\x80"},
+        {"\\ud83d", "\xef\xbf\xbd"},
+        {"a\\uDE00b", "a\xef\xbf\xbd"
+                      "b"},
+        {"\\ud83d\\ud83d\\ude00\\ud83d\\n", "\xef\xbf\xbd\xf0\x9f\x98\x80\xef\xbf\xbd\n"},
+        {"\\ude00\\ud83d", "\xef\xbf\xbd\xef\xbf\xbd"},
+        {"\\ud83d\\\\ude00", "\xef\xbf\xbd\\ude00"},
+        {"\\\\ud83d", "\\ud83d"},
+        {"\\ud7ff\\ue000", "\xed\x9f\xbf\xee\x80\x80"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char body[128];
+        generation g;
+        td_error err = {0};
+
+        snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]}",
+                 cases[i].json);
+        if (parse(body, &g, &err) != TD_OK)
+            fail_msg("%s: %s", cases[i].json, err.text);
+        assert_text(g.chat.messages[0].content, cases[i].text);
+        generation_free(&g);
+    }
+}
+
+/* An escaped backslash before "u0000" is text, not a NUL. */
+static void test_not_a_nul(void **state)
+{
+    generation g;
+    td_error err = {0};
+
+    (void)state;
+    assert_int_equal(
+        parse("{\"messages\":[{\"role\":\"user\",\"content\":\"\\\\u0000\"}]}", &g, &err), TD_OK);
+    assert_text(g.chat.messages[0].content, "\\u0000");
+    generation_free(&g);
+}
+
+/* Of two members the first would be read here, and the last by most others. */
+static void test_members_come_once(void **state)
+{
+    static const char twice[] = "{\"n\":1," MESSAGES ",\"n\":1}";
+    td_buf b = {0};
+    generation g;
+    td_error err = {0};
+
+    (void)state;
+    check_bad(twice, sizeof twice - 1, "n", "has 'n' twice");
+    for (size_t n = 1; n < OPENAI_MAX_MEMBERS; n++)
+        td_buf_fmt(&b, "%s\"k%zu\":1E+2", n > 1 ? "," : "{" MESSAGES ",", n);
+    td_buf_byte(&b, '}');
+    assert_int_equal(parse(b.ptr, &g, &err), TD_OK);
+    generation_free(&g);
+    b.len--;
+    td_buf_str(&b, ",\"k\":-0.5e-7}");
+    check_bad(b.ptr, b.len, "", "more than 1024 members");
+    td_buf_free(&b);
+}
+
+static void fill(td_buf *b, const char *text, size_t times)
+{
+    for (size_t i = 0; i < times; i++)
+        td_buf_str(b, text);
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    for (int over = 0; over < 2; over++) {
+        td_buf b = {0};
+        generation g;
+        td_error err = {0};
+
+        /* Eight up to the list's first; commas in text do not count. */
+        td_buf_str(&b, "{" MESSAGES ",\"y\":\",,,\",\"x\":[");
+        fill(&b, "1,", OPENAI_MAX_VALUES - 8 + (size_t)over);
+        td_buf_str(&b, "1]}");
+        if (over) {
+            check_bad(b.ptr, b.len, "", "more than 524288 values");
+        } else {
+            assert_int_equal(parse(b.ptr, &g, &err), TD_OK);
+            generation_free(&g);
+        }
+        td_buf_free(&b);
+    }
+}
+
+static void test_depth(void **state)
+{
+    static const struct {
+        size_t depth;
+        bool fine;
+    } cases[] = {
+        {1, true}, {OPENAI_MAX_DEPTH - 1, true}, {OPENAI_MAX_DEPTH, false}, {20000, false}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_buf b = {0};
+        generation g;
+        td_error err = {0};
+
+        td_buf_str(&b, "{" MESSAGES ",\"x\":");
+        fill(&b, "[", cases[i].depth);
+        fill(&b, "]", cases[i].depth);
+        td_buf_str(&b, ",\"y\":\"[[[[{{{{\\\"[[\"}"); /* brackets inside text do not count */
+        if (cases[i].fine) {
+            assert_int_equal(parse(b.ptr, &g, &err), TD_OK);
+            generation_free(&g);
+        } else {
+            check_bad(b.ptr, b.len, "", "nests deeper than 64");
+        }
+        td_buf_free(&b);
+    }
+}
+
+static void test_counts(void **state)
+{
+    td_buf b = {0};
+
+    (void)state;
+    td_buf_str(&b, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}");
+    fill(&b, ",{\"role\":\"user\",\"content\":\"x\"}", OPENAI_MAX_MESSAGES);
+    td_buf_str(&b, "]}");
+    check_bad(b.ptr, b.len, "messages", "more than 4096");
+    td_buf_clear(&b);
+    td_buf_str(&b,
+               "{" MESSAGES ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}");
+    fill(&b, ",{\"type\":\"function\",\"function\":{\"name\":\"f\"}}", OPENAI_MAX_TOOLS);
+    td_buf_str(&b, "]}");
+    check_bad(b.ptr, b.len, "tools", "more than 512");
+    td_buf_clear(&b);
+    td_buf_str(&b, "{" MESSAGES ",\"stop\":\"");
+    fill(&b, "x", OPENAI_MAX_STOP_BYTES + 1);
+    td_buf_str(&b, "\"}");
+    check_bad(b.ptr, b.len, "stop", "1 to 4096");
+    td_buf_free(&b);
+}
+
+/* Every beginning of a good body, and every body with one byte changed, ends in a clean yes or no.
+ */
+static void test_damage(void **state)
+{
+    static const char body[] =
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\","
+        "\"text\":\"h\\u00e9\"}]},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\","
+        "\"function\":"
+        "{\"name\":\"f\",\"arguments\":\"{}\"}}]}],\"tools\":[{\"type\":\"function\",\"function\":{"
+        "\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}}],\"stop\":[\"x\"],\"seed\":5,"
+        "\"stream\":true,\"stream_options\":{\"include_usage\":true},\"temperature\":0.5}";
+    static const char with[] = "\"\\{}[],:0-\x01\xff";
+    char copy[sizeof body];
+
+    (void)state;
+    for (size_t n = 0; n < sizeof body - 1; n++)
+        check_bad(body, n, "", n ? "" : "empty");
+    for (size_t i = 0; i < sizeof body - 1; i++) {
+        for (const char *c = with; *c != '\0'; c++) {
+            generation g;
+            td_error err = {0};
+            td_status st;
+
+            memcpy(copy, body, sizeof body);
+            copy[i] = *c;
+            st = parse(copy, &g, &err);
+            if (st != TD_OK && (st != TD_INVALID || err.text[0] == '\0'))
+                fail_msg("byte %zu as %02x: status %d", i, (unsigned char)*c, (int)st);
+            generation_free(&g);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bad_members), cmocka_unit_test(test_bad_messages),
+        cmocka_unit_test(test_bad_json),    cmocka_unit_test(test_half_pairs_are_replaced),
+        cmocka_unit_test(test_not_a_nul),   cmocka_unit_test(test_members_come_once),
+        cmocka_unit_test(test_values),      cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_counts),      cmocka_unit_test(test_damage),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
