@@ -1,150 +1,16 @@
 /* guide: whatever is chosen from its masks is an answer that the request allows, wherever it is
- * taken up again. Requests go in as clients write them. */
-#include <pthread.h>
+ * taken up again. What is refused, and bounds: test_guide_limits.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 
-#include "common/guide_impl.h"
 #include "router/guided.h"
-#include "router/openai.h"
 #include "router/tokenizer.h"
+#include "tests/unit/guide_fixture.h"
 #include "tests/unit/harmony_fixture.h"
-
-#define FOLDER "tests/data/harmony"
-#define SCHEMA \
-    "{\"type\":\"object\",\"properties\":{\"n\":{\"type\":\"integer\"},\"w\":{\"enum\":[\"a\"," \
-    "\"bc\"]}}," \
-    "\"required\":[\"n\",\"w\"],\"additionalProperties\":false}"
-#define FORMAT \
-    "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"pair\"," \
-    "\"schema\":" SCHEMA "}}"
-#define TOOL(name, strict) \
-    "{\"type\":\"function\",\"function\":{\"name\":\"" name "\",\"strict\":" strict \
-    ",\"parameters\":" SCHEMA "}}"
-#define TOOLS "\"tools\":[" TOOL("get", "true") "," TOOL("get_time", "false") "]"
-
-enum { TEXT_TOKENS = 12, MAX_TOKENS = 4000 };
-
-static td_guides *guides;
-static int32_t n_ids;
-
-static void parse(const char *members, generation *g)
-{
-    const openai_defaults d = {.date = "", .allow_ignore_eos = true, .vocab = n_ids};
-    td_error err = {0};
-    char body[4096];
-    int n = snprintf(body, sizeof body,
-                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
-                     "{\"role\":\"assistant\",\"content\":\"So\"}],%s}",
-                     members);
-
-    assert_true(n > 0 && n < (int)sizeof body);
-    if (openai_parse_chat(body, (size_t)n, &d, g, &err) != TD_OK ||
-        generation_guide(g, &err) != TD_OK)
-        fail_msg("%s: %s", members, err.text);
-}
-
-static td_guide *open_at(const generation *g, const td_tokens *answer)
-{
-    td_guide *out = NULL;
-    td_error err = {0};
-
-    assert_non_null(g->guide);
-    if (td_guide_create(guides, guided_message(g->guide), answer->ptr, answer->len, &out, &err) !=
-        TD_OK)
-        fail_msg("%s", err.text);
-    return out;
-}
-
-static bool in_mask(const uint32_t *mask, int32_t id)
-{
-    return mask[id / 32] >> id % 32 & 1;
-}
-
-static uint64_t next_random(uint64_t *seed)
-{
-    *seed += UINT64_C(0x9e3779b97f4a7c15);
-    return (*seed ^ *seed >> 31) * UINT64_C(0xbf58476d1ce4e5b9) >> 16;
-}
-
-/* A token of the mask; in a hurry one that ends something, where there is one. */
-static int32_t choose(const uint32_t *mask, bool hurry, uint64_t *seed)
-{
-    static const char *const ends[] = {"\"", "}", "]"}; /* a string first: in one all are text */
-    const tokenizer *t = harmony_tokenizer(fixture_harmony());
-    int32_t n = 0, at, chosen = -1;
-
-    for (int32_t id = 0; id < n_ids; id++) {
-        if (in_mask(mask, id) && tokenizer_is_special(t, id) && hurry)
-            return id;
-        n += in_mask(mask, id);
-    }
-    assert_true(n > 0);
-    for (size_t i = 0; hurry && i < 3; i++)
-        for (int32_t id = 0; id < n_ids; id++) {
-            td_slice piece;
-
-            if (in_mask(mask, id) && tokenizer_bytes(t, id, &piece) &&
-                td_slice_eq(piece, td_slice_of(ends[i])))
-                return id;
-        }
-    at = (int32_t)(next_random(seed) % (uint64_t)n);
-    for (int32_t id = 0; chosen < 0; id++)
-        if (in_mask(mask, id) && at-- == 0)
-            chosen = id;
-    return chosen;
-}
-
-/* The same place, come to in another way: same mask, and what is not in it is refused. */
-static void check_resumed(const generation *g, const td_tokens *answer, const uint32_t *mask,
-                          uint64_t *seed)
-{
-    td_guide *again = open_at(g, answer);
-    int32_t other = (int32_t)(next_random(seed) % (uint64_t)n_ids);
-    td_error err = {0};
-
-    assert_memory_equal(td_guide_mask(again), mask, ((size_t)n_ids + 31) / 32 * 4);
-    if (td_guide_accept(again, other, &err) != (in_mask(mask, other) ? TD_OK : TD_INVALID))
-        fail_msg("token %d, in the mask: %d, %s", other, in_mask(mask, other), err.text);
-    td_guide_free(again);
-}
-
-/* An answer of tokens drawn from the masks. */
-static td_tokens walk(const generation *g, uint64_t seed)
-{
-    td_tokens ids = {0};
-    td_guide *at = open_at(g, &ids);
-    const uint32_t *mask;
-    td_error err = {0};
-    size_t since = 0;
-
-    while ((mask = td_guide_mask(at)) != NULL) {
-        bool hurry = ++since > TEXT_TOKENS || next_random(&seed) % 12 == 0;
-        int32_t token = choose(mask, hurry, &seed);
-
-        if (next_random(&seed) % 8 == 0)
-            check_resumed(g, &ids, mask, &seed);
-        if (tokenizer_is_special(harmony_tokenizer(fixture_harmony()), token))
-            since = 0;
-        td_tokens_push(&ids, token);
-        if (td_guide_accept(at, token, &err) != TD_OK)
-            fail_msg("token %zu is %d: %s", ids.len - 1, token, err.text);
-        if (ids.len == MAX_TOKENS) {
-            td_buf text = fixture_text(fixture_harmony(), &ids);
-
-            fail_msg("no end: %.*s", 600, text.ptr);
-        }
-    }
-    td_guide_free(at);
-    return ids;
-}
 
 static void read_answer(const generation *g, const td_tokens *ids, record *r)
 {
@@ -201,9 +67,9 @@ static tally walk_many(const char *members, bool json, size_t n)
     tally t = {0};
     generation g;
 
-    parse(members, &g);
+    guide_parse(members, &g);
     for (uint64_t seed = 0; seed < n; seed++) {
-        td_tokens ids = walk(&g, seed);
+        td_tokens ids = guide_walk(&g, seed);
 
         read_answer(&g, &ids, &r);
         check_calls(&r);
@@ -240,9 +106,9 @@ static void test_json_object_is_any_object(void **state)
     generation g;
 
     (void)state;
-    parse("\"response_format\":{\"type\":\"json_object\"}", &g);
+    guide_parse("\"response_format\":{\"type\":\"json_object\"}", &g);
     for (uint64_t seed = 0; seed < 40; seed++) {
-        td_tokens ids = walk(&g, seed);
+        td_tokens ids = guide_walk(&g, seed);
 
         read_answer(&g, &ids, &r);
         cJSON_Delete(read_object(&r.content));
@@ -330,7 +196,7 @@ static void test_only_what_must_be_held_is(void **state)
     for (size_t i = 0; i < sizeof loose / sizeof *loose; i++) {
         generation g;
 
-        parse(loose[i], &g);
+        guide_parse(loose[i], &g);
         assert_null(g.guide);
         generation_free(&g);
     }
@@ -344,8 +210,8 @@ static void test_a_continued_answer_begins_in_its_text(void **state)
     int32_t n = 0;
 
     (void)state;
-    parse(TOOLS ",\"continue_final_message\":true", &g);
-    at = open_at(&g, &ids);
+    guide_parse(TOOLS ",\"continue_final_message\":true", &g);
+    at = guide_open_at(&g, &ids);
     for (int32_t id = 0; id < n_ids; id++)
         n += in_mask(td_guide_mask(at), id) &&
              tokenizer_is_special(harmony_tokenizer(fixture_harmony()), id);
@@ -366,8 +232,8 @@ static void test_reasoning_is_free_and_does_not_come_twice(void **state)
     const uint32_t *mask;
 
     (void)state;
-    parse(FORMAT, &g);
-    at = open_at(&g, &ids);
+    guide_parse(FORMAT, &g);
+    at = guide_open_at(&g, &ids);
     mask = td_guide_mask(at);
     for (int32_t id = 0; id < n_ids; id++) {
         td_slice piece;
@@ -378,7 +244,7 @@ static void test_reasoning_is_free_and_does_not_come_twice(void **state)
     }
     td_guide_free(at);
     td_tokens_add(&ids, more.ptr, more.len);
-    at = open_at(&g, &ids);
+    at = guide_open_at(&g, &ids);
     mask = td_guide_mask(at);
     for (int32_t id = 0; id < n_ids; id++) {
         td_slice piece;
@@ -404,17 +270,17 @@ static void test_masks_of_headers_are_exact(void **state)
     generation g;
 
     (void)state;
-    parse(TOOLS, &g);
+    guide_parse(TOOLS, &g);
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
         td_tokens ids = fixture_tokens(h, answers[i]), bytes = fixture_bytes(h, &ids), at = ids;
 
         for (int cut = 0; cut < 2; cut++, at = bytes) { /* in words, and byte by byte */
             for (size_t n = cut ? at.len / 2 : 0; n < at.len; n++) {
                 td_tokens so_far = {.ptr = at.ptr, .len = n};
-                td_guide *here = open_at(&g, &so_far);
+                td_guide *here = guide_open_at(&g, &so_far);
 
                 for (int32_t id = -1; id < n_ids + 1; id++) {
-                    td_guide *there = open_at(&g, &so_far);
+                    td_guide *there = guide_open_at(&g, &so_far);
                     bool in = id >= 0 && id < n_ids && in_mask(td_guide_mask(here), id);
                     td_error err = {0};
 
@@ -431,278 +297,6 @@ static void test_masks_of_headers_are_exact(void **state)
     }
     generation_free(&g);
 }
-
-static void expect_refusal(const char *members, const char *param, const char *says)
-{
-    const openai_defaults d = {.date = "", .allow_ignore_eos = true, .vocab = n_ids};
-    td_error err = {0};
-    td_tokens prompt = {0};
-    char body[4096];
-    generation g;
-    int n = snprintf(body, sizeof body,
-                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
-                     "{\"role\":\"assistant\",\"content\":\"So\"}],%s}",
-                     members);
-    td_status st = openai_parse_chat(body, (size_t)n, &d, &g, &err);
-
-    if (st == TD_OK)
-        st = generation_guide(&g, &err);
-    if (st == TD_OK)
-        st = generation_render(&g, fixture_harmony(), &prompt, &err);
-    if (st != TD_INVALID || strcmp(err.param, param) != 0 || strstr(err.text, says) == NULL)
-        fail_msg("%s: %d \"%s\" \"%s\"", members, (int)st, err.param, err.text);
-    assert_int_equal(prompt.len, 0);
-    generation_free(&g);
-}
-
-static void test_what_cannot_be_held_is_refused_by_name(void **state)
-{
-    (void)state;
-    expect_refusal(FORMAT ",\"ignore_eos\":true", "ignore_eos", "response format");
-    expect_refusal(FORMAT ",\"continue_final_message\":true", "continue_final_message",
-                   "response format");
-    expect_refusal(TOOLS ",\"tool_choice\":\"required\",\"continue_final_message\":true",
-                   "continue_final_message", "call");
-    expect_refusal("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\","
-                   "\"schema\":{\"type\":\"object\",\"properties\":{\"p\":{\"not\":{}}}}}}",
-                   "response_format.json_schema.schema", "#/properties/p");
-    /* A number that fits no double is none that an answer could be held to, and not null. */
-    expect_refusal("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\","
-                   "\"schema\":{\"enum\":[1,-1e400]}}}",
-                   "response_format.json_schema.schema", "2^53 or more");
-    expect_refusal("\"tools\":[" TOOL(
-                       "a", "true") ",{\"type\":\"function\",\"function\":{"
-                                    "\"name\":\"b\",\"strict\":true,\"parameters\":{\"not\":{}}}}]",
-                   "tools[1].function.parameters", "not");
-}
-
-static void expect_bad(const Tandem__Guide *m, const int32_t *answer, size_t n, const char *says)
-{
-    td_guide *out = NULL;
-    td_error err = {0};
-
-    assert_int_equal(td_guide_create(guides, m, answer, n, &out, &err), TD_INVALID);
-    assert_null(out);
-    if (strstr(err.text, says) == NULL)
-        fail_msg("%s", err.text);
-}
-
-static void test_descriptions_from_the_wire_are_checked(void **state)
-{
-    Tandem__Guide m = TANDEM__GUIDE__INIT;
-    Tandem__GuideFunction f = TANDEM__GUIDE_FUNCTION__INIT, *list[600];
-    const int32_t end = harmony_ids_of(fixture_harmony())->end, far = n_ids + 5;
-
-    (void)state;
-    for (size_t i = 0; i < 600; i++)
-        list[i] = &f;
-    m.functions = list;
-    expect_bad(&m, NULL, 0, "no answer end");
-    m.n_functions = 1;
-    expect_bad(&m, NULL, 0, "name");
-    f.name = (ProtobufCBinaryData){4, (uint8_t *)(uintptr_t) "a b<"};
-    expect_bad(&m, NULL, 0, "name");
-    f.name = (ProtobufCBinaryData){1, (uint8_t *)(uintptr_t) "a"};
-    m.n_functions = 600;
-    expect_bad(&m, NULL, 0, "600 functions");
-    m.n_functions = 1;
-    f.schema = (ProtobufCBinaryData){3, (uint8_t *)(uintptr_t) "{]}"};
-    expect_bad(&m, NULL, 0, "");
-    f.schema.len = 0;
-    m.begun = true;
-    expect_bad(&m, NULL, 0, "begun");
-    m.begun = false;
-    expect_bad(&m, &end, 1, "in a header");
-    expect_bad(&m, &far, 1, "in a header");
-    expect_bad(&m, &(int32_t){-1}, 1, "in a header");
-}
-
-#ifndef __SANITIZE_THREAD__
-/* {"enum":[...]} of many long words, none of which begins as another: a state a letter. */
-static void add_many_words(td_buf *out, unsigned seed)
-{
-    td_buf_str(out, "{\"enum\":[");
-    for (int i = 0; i < 300; i++) {
-        td_buf_fmt(out, "%s\"%d_%u_", i > 0 ? "," : "", i, seed);
-        for (int k = 0; k < 60; k++)
-            td_buf_byte(out, (char)('a' + (i * 7 + k * (k + (int)seed)) % 26));
-        td_buf_byte(out, '"');
-    }
-    td_buf_str(out, "]}");
-}
-
-static void test_large_requests_are_bounded(void **state)
-{
-    enum { N = 40 };
-    Tandem__Guide m = TANDEM__GUIDE__INIT;
-    Tandem__GuideFunction f[N], *list[N];
-    td_buf words[N] = {0};
-    td_guide *g = NULL;
-    td_error err = {0};
-    char *blank = malloc(TD_GUIDE_MAX_BYTES);
-
-    (void)state;
-    assert_non_null(blank);
-    memset(blank, ' ', TD_GUIDE_MAX_BYTES);
-    for (unsigned i = 0; i < N; i++) {
-        tandem__guide_function__init(&f[i]);
-        f[i].name = (ProtobufCBinaryData){1, (uint8_t *)(uintptr_t) "f"};
-        add_many_words(&words[i], i);
-        f[i].schema = (ProtobufCBinaryData){words[i].len, (uint8_t *)words[i].ptr};
-        list[i] = &f[i];
-    }
-    m.functions = list;
-    m.n_functions = N;
-    expect_bad(&m, NULL, 0, "more than 400000 states");
-    f[0].schema = (ProtobufCBinaryData){TD_GUIDE_MAX_BYTES, (uint8_t *)blank};
-    expect_bad(&m, NULL, 0, "at most 4194304 are possible");
-    /* What is large leaves the cache to others as it came: each time by itself. */
-    m.n_functions = N / 3;
-    for (unsigned i = 0; i < 6; i++) {
-        f[0].schema = f[N - 1 - i].schema;
-        if (td_guide_create(guides, &m, NULL, 0, &g, &err) != TD_OK)
-            fail_msg("%s", err.text);
-        td_guide_free(g);
-    }
-    for (unsigned i = 0; i < N; i++)
-        td_buf_free(&words[i]);
-    free(blank);
-}
-#endif
-
-/* Answers whose schemas have nothing in common; the most that their masks took. */
-static size_t masks_of_many(int from, int n)
-{
-    size_t most = 0;
-
-    for (int i = from; i < from + n; i++) {
-        char members[400];
-        generation g;
-
-        snprintf(members, sizeof members,
-                 "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\","
-                 "\"schema\":{\"type\":\"object\",\"properties\":{\"p%d\":{\"type\":\"string\","
-                 "\"pattern\":\"^[a-z]{2,9}%d$\"}},\"required\":[\"p%d\"]}}}",
-                 i, i, i);
-        parse(members, &g);
-        for (uint64_t seed = 0; seed < 3; seed++) {
-            td_tokens ids = walk(&g, seed);
-
-            assert_true(ids.len > 0);
-            td_tokens_free(&ids);
-        }
-        generation_free(&g);
-        if (td_grammar_mask_bytes() > most)
-            most = td_grammar_mask_bytes();
-    }
-    return most;
-}
-
-static void test_masks_of_idle_requests_make_room(void **state)
-{
-    size_t before = td_grammar_mask_bytes(), one = masks_of_many(0, 1) - before;
-
-    (void)state;
-    assert_true(one > 0);
-    guides->most_mask_bytes = td_grammar_mask_bytes() + 3 * one;
-    assert_true(masks_of_many(1, 30) < guides->most_mask_bytes + 3 * one);
-    /* Where there is no room at all, masks are made for one use. */
-    before = td_grammar_mask_bytes();
-    td_grammar_limit_masks(before);
-    assert_true(masks_of_many(31, 2) <= before);
-    td_grammar_limit_masks(TD_GRAMMAR_MASK_BYTES);
-    guides->most_mask_bytes = GUIDE_CACHE_MASK_BYTES;
-}
-
-/* More kinds of requests than the cache holds, from several threads. */
-static void *many_kinds(void *arg)
-{
-    const char *failed = NULL;
-
-    for (int i = 0; i < 300 && failed == NULL; i++) {
-        Tandem__Guide m = TANDEM__GUIDE__INIT;
-        Tandem__GuideFunction f = TANDEM__GUIDE_FUNCTION__INIT, *list = &f;
-        char name[16];
-        td_guide *g = NULL;
-        td_error err = {0};
-
-        snprintf(name, sizeof name, "f%d", i * 7 % 100);
-        f.name = (ProtobufCBinaryData){strlen(name), (uint8_t *)name};
-        m.functions = &list;
-        m.n_functions = 1;
-        if (td_guide_create(guides, &m, NULL, 0, &g, &err) != TD_OK || td_guide_mask(g) == NULL)
-            failed = "a guide";
-        td_guide_free(g);
-    }
-    *(const char **)arg = failed;
-    return NULL;
-}
-
-static void test_plans_are_shared_between_threads(void **state)
-{
-    pthread_t threads[3];
-    const char *failed[3] = {"no thread", "no thread", "no thread"};
-
-    (void)state;
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, many_kinds, &failed[i]), 0);
-    for (int i = 0; i < 3; i++) {
-        pthread_join(threads[i], NULL);
-        assert_null(failed[i]);
-    }
-}
-
-static void test_a_folder_without_a_vocabulary_says_so(void **state)
-{
-    char folder[] = "/tmp/tandem-guide-XXXXXX", path[64], *text, *at;
-    td_guides *g = NULL;
-    td_error err = {0};
-    size_t n;
-    FILE *f;
-
-    (void)state;
-    assert_int_equal(td_guides_open("tests/unit", 100, &g, &err), TD_NOTFOUND);
-    assert_non_null(strstr(err.text, "tokenizer.json"));
-    assert_int_equal(td_guides_open(FOLDER, n_ids - 1, &g, &err), TD_INVALID);
-    assert_non_null(strstr(err.text, "rows"));
-    text = fixture_read(FOLDER "/tokenizer.json", &n);
-    at = strstr(text, "<|call|>");
-    assert_non_null(at);
-    at[2] = 'C';
-    assert_non_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
-    f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, n, f), n);
-    fclose(f);
-    assert_int_equal(td_guides_open(folder, n_ids, &g, &err), TD_INVALID);
-    assert_non_null(strstr(err.text, "<|call|>"));
-    unlink(path);
-    rmdir(folder);
-    free(text);
-    assert_null(g);
-}
-
-static int set_up(void **state)
-{
-    td_error err = {0};
-
-    (void)state;
-    n_ids = tokenizer_vocab(harmony_tokenizer(fixture_harmony()));
-    if (td_guides_open(FOLDER, n_ids, &guides, &err) == TD_OK)
-        return 0;
-    fprintf(stderr, "%s\n", err.text);
-    return -1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    td_guides_close(guides);
-    fixture_close();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -714,15 +308,7 @@ int main(void)
         cmocka_unit_test(test_a_continued_answer_begins_in_its_text),
         cmocka_unit_test(test_reasoning_is_free_and_does_not_come_twice),
         cmocka_unit_test(test_masks_of_headers_are_exact),
-        cmocka_unit_test(test_what_cannot_be_held_is_refused_by_name),
-        cmocka_unit_test(test_descriptions_from_the_wire_are_checked),
-#ifndef __SANITIZE_THREAD__ /* much work, of one thread */
-        cmocka_unit_test(test_large_requests_are_bounded),
-#endif
-        cmocka_unit_test(test_masks_of_idle_requests_make_room),
-        cmocka_unit_test(test_plans_are_shared_between_threads),
-        cmocka_unit_test(test_a_folder_without_a_vocabulary_says_so),
     };
 
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, guide_set_up, guide_tear_down);
 }
