@@ -211,6 +211,11 @@ bool harness_small(void)
     return small != 0;
 }
 
+bool harness_smallest(void)
+{
+    return harness_small() && strcmp(getenv("TANDEM_TEST_SMALL"), "2") == 0;
+}
+
 void *dev_ws(harness *h, const td_dims *dims)
 {
 #ifdef TANDEM_HAS_CUDA

@@ -4,8 +4,9 @@
  * TANDEM_TEST_BACKEND names the backend, "cpu" if unset; where its device is missing, a test
  * program exits with HARNESS_NOT_RUN. With TANDEM_TEST_REPORT set, the worst errors are printed at
  * the end. With TANDEM_TEST_SMALL set, sweeps take a few of their cases, of every kernel some, for
- * tools that make kernels a hundred times slower; and a GPU's workspace is memory that nothing has
- * written, so that a tool can tell who reads of it what no step has left there. */
+ * tools that make kernels a hundred times slower (2: for those that make them a thousand); and a
+ * GPU's workspace is memory that nothing has written, so that a tool can tell who reads of it what
+ * no step has left there. */
 #ifndef TANDEM_TESTS_OPS_HARNESS_H
 #define TANDEM_TESTS_OPS_HARNESS_H
 
@@ -17,10 +18,12 @@
 
 #include "kernels/ops.h"
 #include "tests/ops/cases.h"
+#include "tests/ops/choose.h"
 
 enum { HARNESS_NOT_RUN = 77 }; /* ctest's SKIP_RETURN_CODE */
 
-bool harness_small(void); /* TANDEM_TEST_SMALL */
+bool harness_small(void);    /* TANDEM_TEST_SMALL */
+bool harness_smallest(void); /* it is 2: fewer yet */
 
 /* Slow tests over many shapes are left out where they would show the same threads again. */
 #ifdef __SANITIZE_THREAD__
@@ -66,7 +69,8 @@ void *dev_ws(harness *h, const td_dims *dims);
 void read_elts(harness *h, const void *dev, td_elt elt, size_t n, float *out);
 void read_i32(harness *h, const void *dev, size_t n, int32_t *out);
 
-/* A residual stream of n numbers that draws none of `rng`; as host floats; and that x holds `before` with `part` added to it, in f32. */
+/* A residual stream of n numbers that draws none of `rng`; as host floats; and that x holds
+ * `before` with `part` added to it, in f32. */
 void *some_resid(harness *h, size_t n);
 float *read_resid(harness *h, const void *x, size_t n);
 void check_added(harness *h, const void *x, const float *before, const float *part, size_t n);

@@ -21,6 +21,7 @@
 #include "common/clock.h"
 #include "common/model.h"
 #include "kernels/ops.h"
+#include "tests/ops/choose.h"
 
 #define TINY "models/tandem-tiny"
 
@@ -684,7 +685,7 @@ static void test_a_rank_on_no_device_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
+    struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tandem_tiny_agrees_with_the_cpu),
         cmocka_unit_test(test_layers_of_20b_agree_with_the_cpu),
         cmocka_unit_test(test_graphs_give_what_the_steps_give),
@@ -703,7 +704,5 @@ int main(void)
     }
     if (dev != NULL)
         ops->dev_close(dev);
-    if (getenv("TANDEM_TEST_ONLY") != NULL) /* such as "*two_ranks*" */
-        cmocka_set_test_filter(getenv("TANDEM_TEST_ONLY"));
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RUN_CHOSEN_TESTS(tests, NULL, NULL);
 }

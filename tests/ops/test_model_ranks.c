@@ -22,6 +22,7 @@
 #include "common/shard.h"
 #include "common/weights.h"
 #include "kernels/ops.h"
+#include "tests/ops/choose.h"
 
 #define TINY "models/tandem-tiny"
 
@@ -387,7 +388,7 @@ static int32_t count_devices(void)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
+    struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_ranks_agree_with_one),
         cmocka_unit_test(test_layers_of_20b_agree_with_one_rank),
         cmocka_unit_test(test_model_ranks_repeat_themselves),
@@ -399,5 +400,5 @@ int main(void)
         print_message("[  SKIPPED ] backend %s has no device here\n", backend());
         return NOT_RUN;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RUN_CHOSEN_TESTS(tests, NULL, NULL);
 }
