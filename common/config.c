@@ -12,11 +12,16 @@
 
 #include <cjson/cJSON.h>
 
+#include "common/json_text.h"
+
 #ifndef TANDEM_VERSION
 #error "TANDEM_VERSION comes from the build"
 #endif
 
-enum { FILE_CAP = 1 << 20 }; /* a config file beyond this is some other file */
+enum {
+    FILE_CAP = 1 << 20, /* a config file beyond this is some other file */
+    MAX_DEPTH = 8,      /* it is an object of values, or of lists of them */
+};
 
 typedef struct parser {
     const td_option *table;
@@ -289,6 +294,7 @@ static td_status take_file(parser *p, td_error *err)
 {
     td_buf bytes = {0};
     const char *end = NULL;
+    size_t at = 0;
     cJSON *root = NULL;
     td_status st;
 
@@ -304,8 +310,12 @@ static td_status take_file(parser *p, td_error *err)
     st = read_file(p->file, &bytes, err);
     if (st != TD_OK)
         goto out;
-    /* true: text after the object is an error too. */
-    root = cJSON_ParseWithLengthOpts(bytes.ptr, bytes.len, &end, true);
+    /* Without the NUL that the parser wants. true: text after the object is an error too. */
+    if (!td_utf8_valid(bytes.ptr, bytes.len - 1, &at) ||
+        td_json_look(bytes.ptr, bytes.len - 1, MAX_DEPTH, SIZE_MAX, &at) != TD_JSON_FINE)
+        end = bytes.ptr + at;
+    else
+        root = cJSON_ParseWithLengthOpts(bytes.ptr, bytes.len, &end, true);
     if (root == NULL || !cJSON_IsObject(root)) {
         size_t line = 1;
 

@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/json_text.h"
+
 enum { PATH_SHOWN = 200 };
 
 const char *td_path_tail(const char *path)
@@ -86,39 +88,31 @@ td_status td_file_read(const char *path, size_t max, td_buf *out, td_error *err)
 /* What cJSON would let pass, or would recurse into, before it sees the text. */
 static td_status scan(const char *text, size_t len, int max_depth, const char *what, td_error *err)
 {
-    size_t bad = 0;
-    int depth = 0;
-    bool in_string = false;
+    size_t at = 0;
 
-    if (!td_utf8_valid(text, len, &bad))
-        return td_fail(err, TD_INVALID, "%s: not JSON: byte %zu is not UTF-8", what, bad);
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)text[i];
-
-        if (c < 0x20 && (in_string || (c != '\t' && c != '\n' && c != '\r')))
-            return td_fail(err, TD_INVALID, "%s: not JSON: control character 0x%02x at byte %zu",
-                           what, c, i);
-        if (in_string) {
-            if (c == '\\') {
-                if (len - i >= 6 && memcmp(text + i, "\\u0000", 6) == 0)
-                    return td_fail(err, TD_INVALID,
-                                   "%s: string with \\u0000 at byte %zu, which no name or value "
-                                   "here may hold",
-                                   what, i);
-                i++;
-            } else if (c == '"') {
-                in_string = false;
-            }
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '{' || c == '[') {
-            if (++depth > max_depth)
-                return td_fail(err, TD_INVALID,
-                               "%s: nested deeper than %d levels at byte %zu, expected less", what,
-                               max_depth, i);
-        } else if (c == '}' || c == ']') {
-            depth--;
-        }
+    if (!td_utf8_valid(text, len, &at))
+        return td_fail(err, TD_INVALID, "%s: not JSON: byte %zu is not UTF-8", what, at);
+    switch (td_json_look(text, len, max_depth, SIZE_MAX, &at)) {
+    case TD_JSON_NUL_BYTE:
+    case TD_JSON_CONTROL:
+        return td_fail(err, TD_INVALID, "%s: not JSON: control character 0x%02x at byte %zu", what,
+                       (unsigned char)text[at], at);
+    case TD_JSON_NUL_CHARACTER:
+        return td_fail(err, TD_INVALID,
+                       "%s: string with \\u0000 at byte %zu, which no name or value here may hold",
+                       what, at);
+    case TD_JSON_ESCAPE:
+        return td_fail(err, TD_INVALID, "%s: not JSON: \\u without four hex digits at byte %zu",
+                       what, at);
+    case TD_JSON_NUMBER:
+        return td_fail(err, TD_INVALID, "%s: not JSON: at byte %zu is no number as JSON has it",
+                       what, at);
+    case TD_JSON_DEPTH:
+        return td_fail(err, TD_INVALID,
+                       "%s: nested deeper than %d levels at byte %zu, expected less", what,
+                       max_depth, at);
+    case TD_JSON_VALUES:
+    case TD_JSON_FINE: break;
     }
     return TD_OK;
 }

@@ -74,20 +74,6 @@ static td_status take_logprobs(const cJSON *root, generation *g, td_error *err)
     return st;
 }
 
-static td_status check_fields(const cJSON *root, td_error *err)
-{
-    static const openai_rule rules[] = {
-        {"suffix", ONLY_EMPTY, "text goes on at its end only"},
-        {"response_format", ONLY_NOTHING, "the answer is raw text"},
-        {"prompt_embeds", ONLY_NOTHING, "the prompt is text or token ids"},
-        {"messages", ONLY_NOTHING,
-         "this endpoint takes a prompt; /v1/chat/completions takes messages"},
-    };
-    td_status st = openai_check_rules(root, rules, sizeof rules / sizeof *rules, err);
-
-    return st == TD_OK ? openai_check_common(root, err) : st;
-}
-
 td_status completion_parse(const char *body, size_t n, const openai_defaults *d, const tokenizer *t,
                            generation *g, td_error *err)
 {
@@ -100,7 +86,7 @@ td_status completion_parse(const char *body, size_t n, const openai_defaults *d,
     st = openai_read_json(body, n, d, &root, err);
     if (st != TD_OK)
         return st;
-    st = check_fields(root, err);
+    st = openai_check_completion(root, err);
     if (st == TD_OK)
         st = openai_take_common(root, d, g, err);
     if (st == TD_OK)

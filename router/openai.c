@@ -119,7 +119,7 @@ static td_status take_stream(const cJSON *root, generation *g, td_error *err)
 {
     const cJSON *o = openai_field(root, "stream_options");
     td_status st = take_bool(root, "stream", &g->stream, err);
-    bool always = false;
+    bool always = false, padded = false;
 
     if (st != TD_OK || o == NULL)
         return st;
@@ -137,6 +137,13 @@ static td_status take_stream(const cJSON *root, generation *g, td_error *err)
         st = td_fail_param(err, "stream_options.continuous_usage_stats",
                            "stream_options.continuous_usage_stats is not supported: usage comes "
                            "once, at the end");
+    if (st == TD_OK)
+        st = openai_take_bool(openai_field(o, "include_obfuscation"),
+                              "stream_options.include_obfuscation", &padded, err);
+    if (st == TD_OK && padded)
+        st = td_fail_param(err, "stream_options.include_obfuscation",
+                           "stream_options.include_obfuscation is not supported: events are not "
+                           "padded");
     return st;
 }
 
@@ -216,11 +223,7 @@ static td_status take_bias(const cJSON *root, const openai_defaults *d, generati
                                  token);
         g->bias[g->n_bias++] = (td_token_bias){token, (float)v->valuedouble};
     }
-    qsort(g->bias, n, sizeof *g->bias, by_token);
-    for (size_t i = 1; i < n; i++)
-        if (g->bias[i].token == g->bias[i - 1].token)
-            return td_fail_param(err, "logit_bias", "logit_bias has token %d twice",
-                                 g->bias[i].token);
+    qsort(g->bias, n, sizeof *g->bias, by_token); /* no name is there twice, nor has an id two */
     return TD_OK;
 }
 

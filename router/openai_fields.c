@@ -1,6 +1,7 @@
 #include "router/openai_fields.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "router/openai_json.h"
@@ -22,6 +23,8 @@ static bool fits(const cJSON *v, openai_only only)
     case ONLY_TEXT:
         return cJSON_IsArray(v) && cJSON_GetArraySize(v) == 1 && is_word(v->child, "text");
     case ONLY_PLAIN: return is_word(v, "auto") || is_word(v, "default");
+    case ONLY_DISABLED: return is_word(v, "disabled");
+    case ONLY_LEVEL: return is_word(v, "low") || is_word(v, "medium") || is_word(v, "high");
     case ANY_BOOL: return cJSON_IsBool(v);
     case ANY_STRING: return cJSON_IsString(v);
     case ANY_OBJECT: return cJSON_IsObject(v);
@@ -35,21 +38,28 @@ static const char *wanted(openai_only only)
     return only == ANY_BOOL     ? "true or false"
            : only == ANY_STRING ? "a string"
            : only == ANY_OBJECT ? "an object"
+           : only == ONLY_LEVEL ? "low, medium or high"
                                 : NULL;
 }
 
-td_status openai_check_rules(const cJSON *root, const openai_rule *rules, size_t n, td_error *err)
+td_status openai_check_rules(const cJSON *object, const char *where, const openai_rule *rules,
+                             size_t n, td_error *err)
 {
     for (size_t i = 0; i < n; i++) {
         const openai_rule *r = &rules[i];
-        const cJSON *v = openai_field(root, r->name);
+        const cJSON *v = openai_field(object, r->name);
+        char path[128];
 
         if (v == NULL || fits(v, r->only))
             continue;
-        if (wanted(r->only) != NULL)
-            return td_fail_param(err, r->name, "%s must be %s, not %s", r->name, wanted(r->only),
-                                 openai_type_name(v));
-        return td_fail_param(err, r->name, "%s is not supported: %s", r->name, r->why);
+        snprintf(path, sizeof path, "%s%s%s", where, where[0] ? "." : "", r->name);
+        if (wanted(r->only) == NULL)
+            return td_fail_param(err, path, "%s is not supported: %s", path, r->why);
+        if (r->only == ONLY_LEVEL && cJSON_IsString(v))
+            return td_fail_param(err, path, "%s must be %s, not \"%.*s\"", path, wanted(r->only),
+                                 chat_shown(td_slice_of(v->valuestring)), v->valuestring);
+        return td_fail_param(err, path, "%s must be %s, not %s", path, wanted(r->only),
+                             openai_type_name(v));
     }
     return TD_OK;
 }
@@ -106,22 +116,35 @@ td_status openai_check_foreign(const cJSON *root, td_error *err)
         {"ebnf", ONLY_NOTHING, guided},
     };
 
-    return openai_check_rules(root, rules, sizeof rules / sizeof *rules, err);
+    return openai_check_rules(root, "", rules, sizeof rules / sizeof *rules, err);
 }
 
 td_status openai_check_common(const cJSON *root, td_error *err)
 {
+    static const char elsewhere[] = "it is a field of /v1/responses";
     static const openai_rule rules[] = {
         {"user", ANY_STRING, NULL},
         {"safety_identifier", ANY_STRING, NULL},
         {"prompt_cache_key", ANY_STRING, NULL},
+        {"prompt_cache_retention", ANY_STRING, NULL},
+        {"prompt_cache_options", ANY_OBJECT, NULL},
         {"metadata", ANY_OBJECT, NULL},
         {"store", ANY_BOOL, NULL}, /* nothing is kept, whatever it is */
         {"service_tier", ONLY_PLAIN, "there is one tier, which auto and default stand for"},
         {"best_of", ONLY_ONE, "answers that are made are given too; use n"},
         {"echo", ONLY_FALSE, "the prompt is not repeated in the answer"},
+        {"suffix", ONLY_EMPTY, "text goes on at its end only"},
+        {"moderation", ONLY_NOTHING, "nothing is moderated here"},
+        {"max_output_tokens", ONLY_NOTHING, "it is max_tokens or max_completion_tokens here"},
+        {"instructions", ONLY_NOTHING, elsewhere},
+        {"previous_response_id", ONLY_NOTHING, elsewhere},
+        {"conversation", ONLY_NOTHING, elsewhere},
+        {"text", ONLY_NOTHING, elsewhere},
+        {"include", ONLY_EMPTY, elsewhere},
+        {"background", ONLY_FALSE, elsewhere},
+        {"truncation", ONLY_DISABLED, "a prompt that is too long is refused, not cut"},
     };
-    td_status st = openai_check_rules(root, rules, sizeof rules / sizeof *rules, err);
+    td_status st = openai_check_rules(root, "", rules, sizeof rules / sizeof *rules, err);
 
     return st == TD_OK ? openai_check_foreign(root, err) : st;
 }
@@ -134,7 +157,7 @@ td_status openai_check_chat(const cJSON *root, td_error *err)
         {"audio", ONLY_NOTHING, "the model reads and writes text"},
         {"modalities", ONLY_TEXT, "the model reads and writes text"},
         {"web_search_options", ONLY_NOTHING, "nothing is searched for here: give a tool that does"},
-        {"verbosity", ANY_STRING, NULL},         /* the model has no such setting */
+        {"verbosity", ONLY_LEVEL, NULL},         /* the model has no such setting */
         {"prediction", ANY_OBJECT, NULL},        /* it would only make an answer quicker */
         {"parallel_tool_calls", ANY_BOOL, NULL}, /* an answer of this model ends with its call */
         {"prompt", ONLY_NOTHING, "this endpoint takes messages; /v1/completions takes a prompt"},
@@ -149,5 +172,81 @@ td_status openai_check_chat(const cJSON *root, td_error *err)
         {"documents", ONLY_NOTHING, "put them into messages"},
     };
 
-    return openai_check_rules(root, rules, sizeof rules / sizeof *rules, err);
+    return openai_check_rules(root, "", rules, sizeof rules / sizeof *rules, err);
+}
+
+td_status openai_check_responses(const cJSON *root, td_error *err)
+{
+    static const char items[] = "send the items, or previous_response_id";
+    static const char old[] = "it is the old form: use tools and tool_choice";
+    static const char effort[] = "it is reasoning.effort here";
+    static const openai_rule rules[] = {
+        {"background", ONLY_FALSE, "an answer lives as long as its connection"},
+        {"truncation", ONLY_DISABLED, "a conversation that is too long is refused, not cut"},
+        {"conversation", ONLY_NOTHING, items},
+        {"context_management", ONLY_NOTHING, "conversations are not compacted"},
+        {"prompt", ONLY_NOTHING, "there are no stored prompts"},
+        {"moderation", ONLY_NOTHING, "nothing is moderated here"},
+        {"n", ONLY_NOTHING, "one answer a request"},
+        {"best_of", ONLY_ONE, "one answer a request"},
+        {"messages", ONLY_NOTHING,
+         "this endpoint takes input; /v1/chat/completions takes messages"},
+        {"max_tokens", ONLY_NOTHING, "it is max_output_tokens here"},
+        {"max_completion_tokens", ONLY_NOTHING, "it is max_output_tokens here"},
+        {"response_format", ONLY_NOTHING, "it is text.format here"},
+        {"verbosity", ONLY_NOTHING, "it is text.verbosity here"},
+        {"reasoning_effort", ONLY_NOTHING, effort},
+        {"thinking", ONLY_NOTHING, effort},
+        {"enable_thinking", ONLY_TRUE, effort},
+        {"include_reasoning", ONLY_TRUE, "reasoning is an item of the output, to be passed over"},
+        {"logprobs", ONLY_NOTHING, "it is include: [\"message.output_text.logprobs\"] here"},
+        {"functions", ONLY_NOTHING, old},
+        {"function_call", ONLY_NOTHING, old},
+        {"web_search_options", ONLY_NOTHING, "nothing is searched for here"},
+        {"audio", ONLY_NOTHING, "the model reads and writes text"},
+        {"modalities", ONLY_TEXT, "the model reads and writes text"},
+        {"suffix", ONLY_EMPTY, "text goes on at its end only"},
+        {"echo", ONLY_FALSE, "the prompt is not repeated in the answer"},
+        {"continue_final_message", ONLY_FALSE, "each response is a new message"},
+        {"add_generation_prompt", ONLY_TRUE, "each response is a new message"},
+        {"chat_template", ONLY_NOTHING, "conversations are rendered as Harmony"},
+        {"chat_template_kwargs", ONLY_EMPTY, "use reasoning.effort and tools"},
+        {"documents", ONLY_NOTHING, "put them into input"},
+        {"prompt_cache_retention", ANY_STRING, NULL},
+        {"prompt_cache_options", ANY_OBJECT, NULL},
+    };
+    td_status st = openai_check_rules(root, "", rules, sizeof rules / sizeof *rules, err);
+
+    return st == TD_OK ? openai_check_foreign(root, err) : st;
+}
+
+td_status openai_check_completion(const cJSON *root, td_error *err)
+{
+    static const char of_chat[] = "a prompt is raw text; /v1/chat/completions has it";
+    static const openai_rule rules[] = {
+        {"messages", ONLY_NOTHING,
+         "this endpoint takes a prompt; /v1/chat/completions takes messages"},
+        {"input", ONLY_NOTHING, "this endpoint takes a prompt; /v1/responses takes input"},
+        {"prompt_embeds", ONLY_NOTHING, "the prompt is text or token ids"},
+        {"response_format", ONLY_NOTHING, "the answer is raw text"},
+        {"top_logprobs", ONLY_ZERO, "logprobs is a number here"},
+        {"tools", ONLY_EMPTY, of_chat},
+        {"tool_choice", ONLY_NOTHING, of_chat},
+        {"functions", ONLY_EMPTY, of_chat},
+        {"function_call", ONLY_NOTHING, of_chat},
+        {"reasoning", ONLY_NOTHING, of_chat},
+        {"reasoning_effort", ONLY_NOTHING, of_chat},
+        {"thinking", ONLY_NOTHING, of_chat},
+        {"enable_thinking", ONLY_NOTHING, of_chat},
+        {"include_reasoning", ONLY_TRUE, of_chat},
+        {"chat_template", ONLY_NOTHING, of_chat},
+        {"chat_template_kwargs", ONLY_EMPTY, of_chat},
+        {"continue_final_message", ONLY_FALSE, of_chat},
+        {"web_search_options", ONLY_NOTHING, of_chat},
+        {"audio", ONLY_NOTHING, "the model reads and writes text"},
+        {"modalities", ONLY_TEXT, "the model reads and writes text"},
+    };
+    td_status st = openai_check_rules(root, "", rules, sizeof rules / sizeof *rules, err);
+
+    return st == TD_OK ? openai_check_common(root, err) : st;
 }

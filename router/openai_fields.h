@@ -18,9 +18,11 @@ typedef enum openai_only {
     ONLY_TRUE,
     ONLY_ZERO,
     ONLY_ONE,
-    ONLY_EMPTY, /* a string, an array or an object */
-    ONLY_TEXT,  /* ["text"] */
-    ONLY_PLAIN, /* "auto" or "default" */
+    ONLY_EMPTY,    /* a string, an array or an object */
+    ONLY_TEXT,     /* ["text"] */
+    ONLY_PLAIN,    /* "auto" or "default" */
+    ONLY_DISABLED, /* "disabled" */
+    ONLY_LEVEL,    /* "low", "medium" or "high" */
     ANY_BOOL,
     ANY_STRING,
     ANY_OBJECT,
@@ -32,18 +34,25 @@ typedef struct openai_rule {
     const char *why; /* what is said of other values, after "NAME is not supported: " */
 } openai_rule;
 
-/* TD_INVALID with the first field that breaks its rule. */
-TD_MUST_CHECK td_status openai_check_rules(const cJSON *root, const openai_rule *rules, size_t n,
-                                           td_error *err);
+/* TD_INVALID with the first field that breaks its rule. where: the object's own path, "" for the
+ * body. */
+TD_MUST_CHECK td_status openai_check_rules(const cJSON *object, const char *where,
+                                           const openai_rule *rules, size_t n, td_error *err);
 
 /* Sampling fields and others of servers that speak the same APIs; part of openai_check_common(). */
 TD_MUST_CHECK td_status openai_check_foreign(const cJSON *root, td_error *err);
 
 /* What /v1/chat/completions and /v1/completions have in common: fields of OpenAI's that have no
- * effect, and sampling fields of other servers. */
+ * effect, or belong to /v1/responses, and sampling fields of other servers. */
 TD_MUST_CHECK td_status openai_check_common(const cJSON *root, td_error *err);
 
-/* What only a chat may have. */
+/* What only /v1/chat/completions may have. */
 TD_MUST_CHECK td_status openai_check_chat(const cJSON *root, td_error *err);
+
+/* What only /v1/responses may have. */
+TD_MUST_CHECK td_status openai_check_responses(const cJSON *root, td_error *err);
+
+/* What only /v1/completions may have. */
+TD_MUST_CHECK td_status openai_check_completion(const cJSON *root, td_error *err);
 
 #endif

@@ -1,9 +1,11 @@
 /* A body before anything is made of it: checked as text, parsed, and its lists bounded. */
 #include "router/openai_json.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/json_text.h"
 #include "router/json_escapes.h"
 #include "router/openai.h"
 
@@ -25,85 +27,76 @@ const char *openai_type_name(const cJSON *v)
                                : "something else";
 }
 
-static size_t skip_digits(const char *s, size_t i, size_t n)
+/* The text before anything makes a tree of it; it is UTF-8. */
+static td_status look(const char *body, size_t n, int max_depth, td_error *err)
 {
-    while (i < n && s[i] >= '0' && s[i] <= '9')
-        i++;
-    return i;
-}
+    size_t at = 0;
 
-/* Where the number that begins at `from` ends; `from`: JSON has no such number. */
-static size_t number_end(const char *s, size_t from, size_t n)
-{
-    size_t i = from + (s[from] == '-'), digits = i;
-
-    i = skip_digits(s, i, n);
-    if (i == digits || (s[digits] == '0' && i > digits + 1))
-        return from;
-    if (i < n && s[i] == '.') {
-        digits = i + 1;
-        i = skip_digits(s, digits, n);
-        if (i == digits)
-            return from;
-    }
-    if (i < n && (s[i] == 'e' || s[i] == 'E')) {
-        digits = i + 1;
-        if (digits < n && (s[digits] == '+' || s[digits] == '-'))
-            digits++;
-        i = skip_digits(s, digits, n);
-        if (i == digits)
-            return from;
-    }
-    return i;
-}
-
-/* Look through the text before anything makes a tree of it: how deep it nests, how many values it
- * has, whether a string holds an escaped NUL, at which cJSON would cut it without a word, and
- * whether numbers are JSON's: cJSON takes 01, and the spelling is kept and repeated in answers. */
-static td_status scan(const char *body, size_t n, int max_depth, td_error *err)
-{
-    bool in_string = false;
-    size_t values = 1;
-    int depth = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        char c = body[i];
-
-        if (c == '\0')
-            return td_fail(err, TD_INVALID, "the body is not JSON: it has a NUL byte at %zu", i);
-        if (in_string) {
-            if (c == '\\') {
-                if (n - i > 5 && memcmp(body + i + 1, "u0000", 5) == 0)
-                    return td_fail(err, TD_INVALID,
-                                   "the body has a string with a NUL character (at byte %zu)", i);
-                i++;
-            } else if (c == '"') {
-                in_string = false;
-            }
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '-' || (c >= '0' && c <= '9')) {
-            size_t end = number_end(body, i, n);
-
-            if (end == i)
-                return td_fail(err, TD_INVALID,
-                               "the body is not valid JSON near byte %zu: a number is not written "
-                               "as JSON has it",
-                               i);
-            i = end - 1;
-        } else if (c == '{' || c == '[') {
-            if (++depth > max_depth)
-                return td_fail(err, TD_INVALID, "the body nests deeper than %d levels", max_depth);
-            values++; /* the first inside */
-        } else if (c == ',') {
-            values++;
-        } else if (c == '}' || c == ']') {
-            depth--;
-        }
-        if (values > OPENAI_MAX_VALUES)
-            return td_fail(err, TD_INVALID, "the body has more than %d values", OPENAI_MAX_VALUES);
+    switch (td_json_look(body, n, max_depth, OPENAI_MAX_VALUES, &at)) {
+    case TD_JSON_NUL_BYTE:
+        return td_fail(err, TD_INVALID, "the body is not JSON: it has a NUL byte at %zu", at);
+    case TD_JSON_CONTROL:
+        return td_fail(err, TD_INVALID,
+                       "the body is not valid JSON near byte %zu: a control character must be "
+                       "written as an escape, \\n or \\u%04x",
+                       at, (unsigned)(unsigned char)body[at]);
+    case TD_JSON_NUL_CHARACTER:
+        return td_fail(err, TD_INVALID, "the body has a string with a NUL character (at byte %zu)",
+                       at);
+    case TD_JSON_ESCAPE:
+        return td_fail(err, TD_INVALID,
+                       "the body is not valid JSON near byte %zu: four hex digits follow \\u", at);
+    case TD_JSON_NUMBER:
+        return td_fail(err, TD_INVALID,
+                       "the body is not valid JSON near byte %zu: a number is not written as JSON "
+                       "has it",
+                       at);
+    case TD_JSON_DEPTH:
+        return td_fail(err, TD_INVALID, "the body nests deeper than %d levels", max_depth);
+    case TD_JSON_VALUES:
+        return td_fail(err, TD_INVALID, "the body has more than %d values", OPENAI_MAX_VALUES);
+    case TD_JSON_FINE: break;
     }
     return TD_OK;
+}
+
+/* ---- no object has a name twice ----
+ *
+ * Whoever stands between the client and this server may have read the other one. */
+
+/* A value on the way from the root; the root has no `up`. */
+typedef struct place {
+    const struct place *up;
+    const cJSON *at;
+    size_t index; /* in an array */
+} place;
+
+/* "messages[3].content", "" for the root; cut to fit. */
+static void spell(const place *p, char *out, size_t cap)
+{
+    size_t n;
+
+    out[0] = '\0';
+    if (p->up == NULL)
+        return;
+    spell(p->up, out, cap);
+    n = strlen(out);
+    if (cJSON_IsArray(p->up->at))
+        snprintf(out + n, cap - n, "[%zu]", p->index);
+    else
+        snprintf(out + n, cap - n, "%s%.*s", n > 0 ? "." : "",
+                 chat_shown(td_slice_of(p->at->string)), p->at->string);
+}
+
+static td_status fail_twin(const place *object, const char *name, td_error *err)
+{
+    char where[200], field[300];
+    int shown = chat_shown(td_slice_of(name));
+
+    spell(object, where, sizeof where);
+    snprintf(field, sizeof field, "%s%s%.*s", where, where[0] ? "." : "", shown, name);
+    return td_fail_param(err, field, "%s has '%.*s' twice", where[0] ? where : "the body", shown,
+                         name);
 }
 
 static int by_name(const void *a, const void *b)
@@ -111,27 +104,53 @@ static int by_name(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Fields are looked for one by one, so there may not be very many members; and not two of a name,
- * of which whoever stands between the client and this server may have read the other. */
+/* The names of one object, which are n. */
+static td_status check_names(const place *object, size_t n, td_error *err)
+{
+    const char *few[16], **names = few;
+    const cJSON *v;
+    td_status st = TD_OK;
+    size_t i = 0;
+
+    if (n > sizeof few / sizeof *few)
+        names = malloc(n * sizeof *names);
+    if (names == NULL)
+        return td_fail(err, TD_NOMEM, "no memory for %zu members", n);
+    cJSON_ArrayForEach(v, object->at) names[i++] = v->string;
+    qsort(names, n, sizeof *names, by_name);
+    for (i = 1; i < n && st == TD_OK; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            st = fail_twin(object, names[i], err);
+    if (names != few)
+        free(names);
+    return st;
+}
+
+/* No deeper than the text was found to nest. */
+static td_status check_twins(const place *p, td_error *err)
+{
+    place in = {.up = p};
+    const cJSON *v;
+    td_status st = TD_OK;
+
+    cJSON_ArrayForEach(v, p->at)
+    {
+        in.at = v;
+        if (st == TD_OK && v->child != NULL)
+            st = check_twins(&in, err);
+        in.index++;
+    }
+    return st == TD_OK && cJSON_IsObject(p->at) ? check_names(p, in.index, err) : st;
+}
+
+/* Fields are looked for one by one, so the body itself may not have very many members. */
 static td_status check_members(const cJSON *root, td_error *err)
 {
-    const char *names[OPENAI_MAX_MEMBERS];
-    const cJSON *v;
-    size_t n = 0;
+    const place top = {.at = root};
 
-    cJSON_ArrayForEach(v, root)
-    {
-        if (n == OPENAI_MAX_MEMBERS)
-            return td_fail(err, TD_INVALID, "the body has more than %d members",
-                           OPENAI_MAX_MEMBERS);
-        names[n++] = v->string;
-    }
-    qsort(names, n, sizeof *names, by_name);
-    for (size_t i = 1; i < n; i++)
-        if (strcmp(names[i - 1], names[i]) == 0)
-            return td_fail_param(err, names[i], "the body has '%.*s' twice",
-                                 chat_shown(td_slice_of(names[i])), names[i]);
-    return TD_OK;
+    if (cJSON_GetArraySize(root) > OPENAI_MAX_MEMBERS)
+        return td_fail(err, TD_INVALID, "the body has more than %d members", OPENAI_MAX_MEMBERS);
+    return check_twins(&top, err);
 }
 
 /* The lists of all endpoints that take time by their length. */
@@ -180,7 +199,7 @@ td_status openai_read_json(const char *body, size_t n, const openai_defaults *d,
         return td_fail(err, TD_INVALID, "the body is empty: a JSON object is expected");
     if (!td_utf8_valid(body, n, &bad))
         return td_fail(err, TD_INVALID, "the body is not valid UTF-8 at byte %zu", bad);
-    st = scan(body, n, d->max_depth ? (int)d->max_depth : OPENAI_MAX_DEPTH, err);
+    st = look(body, n, d->max_depth ? (int)d->max_depth : OPENAI_MAX_DEPTH, err);
     if (st != TD_OK)
         return st;
     if (json_mend_surrogates(body, n, &mended) == 0)

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "router/openai_fields.h"
+
 /* "messages[3].content", for errors. */
 typedef struct path {
     char text[64];
@@ -44,7 +46,8 @@ td_status openai_take_text(const cJSON *v, const char *where, const char *also, 
     cJSON_ArrayForEach(part, v)
     {
         const cJSON *type = cJSON_IsObject(part) ? openai_field(part, "type") : NULL;
-        const cJSON *text = cJSON_IsObject(part) ? openai_field(part, "text") : NULL;
+        const char *name = "text";
+        const cJSON *text;
         char which[96];
 
         snprintf(which, sizeof which, "%s[%d]", where, k++);
@@ -52,13 +55,16 @@ td_status openai_take_text(const cJSON *v, const char *where, const char *also, 
             st = td_fail_param(err, which, "%s must be an object with a type", which);
             break;
         }
-        if (!is_text(type->valuestring, also)) {
+        if (strcmp(type->valuestring, "refusal") == 0) {
+            name = "refusal"; /* text as well, in a member of this name */
+        } else if (!is_text(type->valuestring, also)) {
             st = td_fail_param(err, which, "%s has type \"%.40s\": only text is supported", which,
                                type->valuestring);
             break;
         }
+        text = openai_field(part, name);
         if (!cJSON_IsString(text)) {
-            st = td_fail_param(err, which, "%s.text must be a string", which);
+            st = td_fail_param(err, which, "%s.%s must be a string", which, name);
             break;
         }
         td_buf_str(&joined, text->valuestring);
@@ -133,6 +139,27 @@ static td_status take_calls(const cJSON *m, size_t i, chat *c, chat_message *out
     return TD_OK;
 }
 
+/* Members that would be lost without a word: old forms, and what belongs to another role. */
+static td_status check_message(const cJSON *m, size_t i, chat_role role, td_error *err)
+{
+    static const openai_rule rules[] = {
+        {"name", ANY_STRING, NULL},
+        {"refusal", ANY_STRING, NULL},
+        {"function_call", ONLY_NOTHING, "it is the old form: use tool_calls"},
+        {"audio", ONLY_NOTHING, "the model reads and writes text"},
+        {"prefix", ONLY_FALSE, "use continue_final_message"},
+    };
+    static const openai_rule of_assistants[] = {
+        {"tool_calls", ONLY_EMPTY, "only assistant messages have calls"},
+    };
+    const path where = at(i, "");
+    td_status st = openai_check_rules(m, where.text, rules, sizeof rules / sizeof *rules, err);
+
+    if (st == TD_OK && role != CHAT_ASSISTANT)
+        st = openai_check_rules(m, where.text, of_assistants, 1, err);
+    return st;
+}
+
 static td_status take_message(const cJSON *m, size_t i, chat *c, td_error *err)
 {
     static const struct {
@@ -157,7 +184,9 @@ static td_status take_message(const cJSON *m, size_t i, chat *c, td_error *err)
         return td_fail_param(err, at(i, "role").text,
                              "%s must be system, developer, user, assistant or tool",
                              at(i, "role").text);
-    st = take_content(m, i, "content", c, &out->content, err);
+    st = check_message(m, i, out->role, err);
+    if (st == TD_OK)
+        st = take_content(m, i, "content", c, &out->content, err);
     if (st != TD_OK)
         return st;
     if (out->content.ptr == NULL && out->role != CHAT_ASSISTANT)
@@ -167,8 +196,12 @@ static td_status take_message(const cJSON *m, size_t i, chat *c, td_error *err)
                                   err);
     if (out->role != CHAT_ASSISTANT)
         return openai_take_string(m, "name", at(i, "").text, false, c, &out->name, err);
+    /* What other models say in place of an answer is one, to a model that has no word for it. */
+    if (out->content.ptr == NULL)
+        st = openai_take_string(m, "refusal", at(i, "").text, false, c, &out->content, err);
     /* Two names are in use for one thing; a client that sends both sends the same. */
-    st = take_content(m, i, "reasoning_content", c, &out->reasoning, err);
+    if (st == TD_OK)
+        st = take_content(m, i, "reasoning_content", c, &out->reasoning, err);
     if (st == TD_OK && openai_field(m, "reasoning") != NULL)
         st = take_content(m, i, "reasoning", c, &out->reasoning, err);
     if (st == TD_OK)

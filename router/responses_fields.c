@@ -25,44 +25,6 @@ static bool is_one_of(const cJSON *v, const char *const *words)
     return false;
 }
 
-/* ---- what is not done ---- */
-
-/* Fields of which only the value that asks for what happens anyway is taken. */
-static td_status refuse_unsupported(const cJSON *root, td_error *err)
-{
-    enum { NEVER, IS_FALSE, IS_DISABLED };
-    static const struct {
-        const char *name;
-        int only;
-        const char *why;
-    } fields[] = {
-        {"background", IS_FALSE, "an answer lives as long as its connection"},
-        {"truncation", IS_DISABLED, "a conversation that is too long is refused, not cut"},
-        {"conversation", NEVER, "send the items, or previous_response_id"},
-        {"context_management", NEVER, "conversations are not compacted"},
-        {"prompt", NEVER, "there are no stored prompts"},
-        {"moderation", NEVER, "nothing is moderated here"},
-        {"n", NEVER, "one answer a request"},
-        {"messages", NEVER, "this endpoint takes input; /v1/chat/completions takes messages"},
-        {"max_tokens", NEVER, "it is max_output_tokens here"},
-        {"max_completion_tokens", NEVER, "it is max_output_tokens here"},
-        {"response_format", NEVER, "it is text.format here"},
-        {"reasoning_effort", NEVER, "it is reasoning.effort here"},
-        {"logprobs", NEVER, "it is include: [\"message.output_text.logprobs\"] here"},
-    };
-
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const cJSON *v = openai_field(root, fields[i].name);
-
-        if (v == NULL || (fields[i].only == IS_FALSE && cJSON_IsFalse(v)) ||
-            (fields[i].only == IS_DISABLED && is_word(v, "disabled")))
-            continue;
-        return td_fail_param(err, fields[i].name, "%s is not supported: %s", fields[i].name,
-                             fields[i].why);
-    }
-    return openai_check_foreign(root, err);
-}
-
 /* ---- the fields ---- */
 
 static void echo_text(td_buf *b, const char *name, td_slice text)
@@ -350,7 +312,7 @@ td_status responses_take_fields(cJSON *root, const openai_defaults *d, responses
     static const char *const labels[] = {"instructions", "previous_response_id", "prompt_cache_key",
                                          "safety_identifier", "user"};
     const cJSON *tier = openai_field(root, "service_tier");
-    td_status st = refuse_unsupported(root, err);
+    td_status st = openai_check_responses(root, err);
 
     if (st == TD_OK)
         st = openai_take_common(root, d, &q->g, err);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "router/completion_body.h"
+#include "router/openai_fields.h"
 #include "router/openai_json.h"
 #include "router/utf8_stream.h"
 
@@ -94,9 +95,14 @@ static td_status render_chat(const char *body, size_t n, const tokenize_facts *f
 td_status tokenize_text(const char *body, size_t n, const tokenize_facts *f, const harmony *h,
                         td_buf *out, td_error *err)
 {
+    static const openai_rule of_messages[] = {
+        {"tools", ONLY_EMPTY, "it goes with messages"},
+        {"continue_final_message", ONLY_FALSE, "it goes with messages"},
+    };
     const tokenizer *t = harmony_tokenizer(h);
     const cJSON *prompt, *messages;
-    /* o200k_harmony adds no token to a text, so that either value of the first is what is done. */
+    /* o200k_harmony adds no token to a text, so that either value of the first is what is done; the
+     * last is looked at again with messages. */
     bool add_special = true, strings = false, add_generation_prompt = true;
     cJSON *root = NULL;
     td_tokens ids = {0};
@@ -113,12 +119,11 @@ td_status tokenize_text(const char *body, size_t n, const tokenize_facts *f, con
         st = take_flag(root, "return_token_strs", &strings, err);
     if (st == TD_OK)
         st = take_flag(root, "add_generation_prompt", &add_generation_prompt, err);
-    if (st == TD_OK && messages != NULL && !add_generation_prompt)
-        st = td_fail_param(err, "add_generation_prompt",
-                           "add_generation_prompt: false is not supported: a prompt ends where the "
-                           "answer begins");
     if (st == TD_OK && prompt != NULL && messages != NULL)
         st = td_fail_param(err, "prompt", "give prompt or messages, not both");
+    if (st == TD_OK && prompt != NULL)
+        st = openai_check_rules(root, "", of_messages, sizeof of_messages / sizeof *of_messages,
+                                err);
     if (st == TD_OK && prompt == NULL && messages == NULL)
         st = td_fail_param(err, "prompt", "prompt is missing, and so is messages");
     if (st == TD_OK && prompt != NULL)

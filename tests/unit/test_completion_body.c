@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -118,6 +119,11 @@ static void test_completion_names_mistakes(void **state)
         {"{}", "prompt", "missing"},
         {"{\"prompt\":null}", "prompt", "missing"},
         {"{\"prompt\":5}", "prompt", "a number"},
+        {"{\"prompt\":\"x\",\"tools\":[{}]}", "tools", "/v1/chat/completions"},
+        {"{\"prompt\":\"x\",\"reasoning_effort\":\"low\"}", "reasoning_effort", "raw text"},
+        {"{\"prompt\":\"x\",\"top_logprobs\":2}", "top_logprobs", "logprobs is a number"},
+        {"{\"prompt\":\"x\",\"input\":\"x\"}", "input", "/v1/responses"},
+        {"{\"prompt\":\"x\",\"max_output_tokens\":5}", "max_output_tokens", "max_tokens"},
         {"{\"prompt\":\"\"}", "prompt", "empty"},
         {"{\"prompt\":[]}", "prompt", "empty"},
         {"{\"prompt\":[\"\"]}", "prompt", "empty"},
@@ -237,6 +243,28 @@ static void test_tokenize_messages_as_the_chat_endpoint(void **state)
     generation_free(&g);
 }
 
+/* Where a prompt ends, said in either way. */
+static void test_tokenize_a_message_to_be_continued(void **state)
+{
+    static const char continued[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+        "\"content\":\"b\"}],\"continue_final_message\":true%s}";
+    td_buf out[2] = {{0}, {0}};
+    td_error err = {0};
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        char body[256];
+
+        snprintf(body, sizeof body, continued, i > 0 ? ",\"add_generation_prompt\":false" : "");
+        assert_int_equal(
+            tokenize_text(body, strlen(body), &facts, fixture_harmony(), &out[i], &err), TD_OK);
+    }
+    assert_string_equal(out[0].ptr, out[1].ptr);
+    td_buf_free(&out[0]);
+    td_buf_free(&out[1]);
+}
+
 static void test_detokenize(void **state)
 {
     (void)state;
@@ -270,7 +298,8 @@ static void test_tokenize_names_mistakes(void **state)
          "", TD_INVALID},
         {tokenize_text,
          "{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"add_generation_prompt\":false}",
-         "add_generation_prompt", "not supported", TD_INVALID},
+         "add_generation_prompt", "must be true without", TD_INVALID},
+        {tokenize_text, "{\"prompt\":\"x\",\"tools\":[{}]}", "tools", "with messages", TD_INVALID},
         {tokenize_text, "{\"prompt\":\"x\",\"model\":\"other\"}", "model", "tiny", TD_NOTFOUND},
         {tokenize_text, "{\"prompt\":\"x\",\"model\":1}", "model", "a number", TD_INVALID},
         {tokenize_back, "{}", "tokens", "missing", TD_INVALID},
@@ -358,6 +387,7 @@ int main(void)
         cmocka_unit_test(test_tokenize_prompt),
         cmocka_unit_test(test_tokenize_before_a_worker_has_come),
         cmocka_unit_test(test_tokenize_messages_as_the_chat_endpoint),
+        cmocka_unit_test(test_tokenize_a_message_to_be_continued),
         cmocka_unit_test(test_detokenize),
         cmocka_unit_test(test_tokenize_names_mistakes),
         cmocka_unit_test(test_damage),

@@ -260,6 +260,9 @@ static void test_config_file_errors_name_file_key_and_line(void **state)
         {"{\"max-batch\": 1, \"max-batch\": 2}", "max-batch is there twice"},
         {"{\"max-batch\": 1,\n\n oops}", "not a JSON object (line 3)"},
         {"{} {}", "not a JSON object"},
+        {"{\"model\":\n\"a\\u0000b\"}", "not a JSON object (line 2)"},
+        {"{\"model\": \"a\\uZZ00b\"}", "not a JSON object (line 1)"},
+        {"{\"model\": \"\xff\"}", "not a JSON object"},
         {"[]", "not a JSON object"},
         {"", "not a JSON object"},
     };

@@ -219,7 +219,9 @@ static void test_messages(void **state)
         "\"{\\\"q\\\": \\\"say \\\\\\\"hi\\\\\\\"\\\"}\"}}]},"
         "{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"{\\\"ok\\\": true}\"},"
         "{\"role\":\"assistant\"},"
-        "{\"role\":\"user\",\"content\":[]}]}";
+        "{\"role\":\"user\",\"content\":[],\"tool_calls\":[],\"function_call\":null},"
+        "{\"role\":\"assistant\",\"content\":null,\"refusal\":\"no\"},"
+        "{\"role\":\"assistant\",\"content\":[{\"type\":\"refusal\",\"refusal\":\"never\"}]}]}";
     generation g;
     td_error err = {0};
     const chat_message *m;
@@ -228,7 +230,7 @@ static void test_messages(void **state)
     if (parse(body, &g, &err) != TD_OK)
         fail_msg("%s", err.text);
     m = g.chat.messages;
-    assert_int_equal(g.chat.n_messages, 7);
+    assert_int_equal(g.chat.n_messages, 9);
     assert_text(m[0].content, "a b");
     assert_int_equal(m[1].role, CHAT_DEVELOPER);
     assert_text(m[2].name, "bob");
@@ -242,6 +244,8 @@ static void test_messages(void **state)
     assert_text(m[4].tool_call_id, "c1");
     assert_null(m[5].content.ptr); /* absent is not empty */
     assert_text(m[6].content, "");
+    assert_text(m[7].content, "no");
+    assert_text(m[8].content, "never");
     generation_free(&g);
 }
 

@@ -97,7 +97,7 @@ static void test_bad_members(void **state)
         {"\"logit_bias\":{\"05\":1}", "logit_bias", "ids of tokens"},
         {"\"logit_bias\":{\"\":1}", "logit_bias", "ids of tokens"},
         {"\"logit_bias\":{\"5 \":1}", "logit_bias", "ids of tokens"},
-        {"\"logit_bias\":{\"5\":1,\"7\":1,\"5\":2}", "logit_bias", "token 5 twice"},
+        {"\"logit_bias\":{\"5\":1,\"7\":1,\"5\":2}", "logit_bias.5", "has '5' twice"},
         {"\"functions\":[]", "functions", "tools"},
         {"\"user\":5", "user", "a string, not a number"},
         {"\"metadata\":\"x\"", "metadata", "an object, not a string"},
@@ -105,7 +105,7 @@ static void test_bad_members(void **state)
         {"\"service_tier\":\"flex\"", "service_tier", "one tier"},
         {"\"modalities\":[\"text\",\"audio\"]", "modalities", "text"},
         {"\"web_search_options\":{}", "web_search_options", "searched"},
-        {"\"verbosity\":5", "verbosity", "a string"},
+        {"\"verbosity\":5", "verbosity", "medium or high, not a number"},
         {"\"best_of\":2", "best_of", "use n"},
         {"\"echo\":true", "echo", "not repeated"},
         {"\"min_p\":0.1", "min_p", "top_p"},
@@ -128,6 +128,19 @@ static void test_bad_members(void **state)
         {"\"add_generation_prompt\":false", "add_generation_prompt", "must be true without"},
         {"\"add_generation_prompt\":true,\"continue_final_message\":true", "add_generation_prompt",
          "must be false with"},
+        {"\"max_output_tokens\":5", "max_output_tokens", "max_tokens"},
+        {"\"instructions\":\"x\"", "instructions", "/v1/responses"},
+        {"\"previous_response_id\":\"x\"", "previous_response_id", "/v1/responses"},
+        {"\"text\":{}", "text", "/v1/responses"},
+        {"\"truncation\":\"auto\"", "truncation", "not cut"},
+        {"\"moderation\":{}", "moderation", "moderated"},
+        {"\"verbosity\":\"x\"", "verbosity", "low, medium or high, not \"x\""},
+        {"\"prompt_cache_retention\":5", "prompt_cache_retention", "a number"},
+        {"\"suffix\":\"x\"", "suffix", "not supported"},
+        {"\"stream\":true,\"stream_options\":{\"include_obfuscation\":1}",
+         "stream_options.include_obfuscation", "a number"},
+        {"\"stream\":true,\"stream_options\":{\"include_obfuscation\":true}",
+         "stream_options.include_obfuscation", "not padded"},
         {"\"prompt\":\"x\"", "prompt", "/v1/completions"},
         {"\"input\":\"x\"", "input", "/v1/responses"},
         {"\"chat_template\":\"x\"", "chat_template", "Harmony"},
@@ -194,6 +207,17 @@ static void test_bad_messages(void **state)
         {"[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"tool\",\"content\":\"x\"}]",
          "messages[1].tool_call_id", "missing"},
         {"[{\"role\":\"user\",\"content\":\"x\",\"name\":5}]", "messages[0].name", "a number"},
+        {"[{\"role\":\"assistant\",\"name\":5}]", "messages[0].name", "a number"},
+        {"[{\"role\":\"assistant\",\"refusal\":5}]", "messages[0].refusal", "a number"},
+        {"[{\"role\":\"assistant\",\"function_call\":{}}]", "messages[0].function_call",
+         "tool_calls"},
+        {"[{\"role\":\"assistant\",\"audio\":{\"id\":\"a\"}}]", "messages[0].audio", "text"},
+        {"[{\"role\":\"assistant\",\"content\":\"x\",\"prefix\":true}]", "messages[0].prefix",
+         "continue_final_message"},
+        {"[{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":[{}]}]", "messages[0].tool_calls",
+         "only assistant"},
+        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"refusal\",\"text\":\"x\"}]}]",
+         "messages[0].content[0]", "refusal must be"},
         {"[{\"role\":\"assistant\",\"reasoning\":5}]", "messages[0].reasoning", "a number"},
         {"[{\"role\":\"assistant\",\"tool_calls\":{}}]", "messages[0].tool_calls", "an object"},
         {"[{\"role\":\"assistant\",\"tool_calls\":[5]}]", "messages[0].tool_calls[0]", "a number"},
@@ -246,6 +270,16 @@ static void test_bad_json(void **state)
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xed\xa0\x80\"}]}", "UTF-8"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\"}]}", "NUL"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\q\"}]}", "JSON"},
+        /* at each of these a string would end without a word */
+        {"{" MESSAGES ",\"user\":\"a\\uZZZZ\"}", "four hex digits"},
+        {"{" MESSAGES ",\"user\":\"a\\u00g0\"}", "four hex digits"},
+        {"{" MESSAGES ",\"user\":\"a\\u 041\"}", "four hex digits"},
+        {"{" MESSAGES ",\"user\":\"a\\u12\"}", "four hex digits"},
+        {"{" MESSAGES ",\"us\\u+041er\":1}", "four hex digits"},
+        {"{" MESSAGES ",\"user\":\"\\u12", "four hex digits"},
+        {"{" MESSAGES ",\"user\":\"a\nb\"}", "\\u000a"},
+        {"{" MESSAGES ",\"user\":\"a\x1f\"}", "\\u001f"},
+        {"{\x0c" MESSAGES "}", "control character"},
     };
 
     (void)state;
@@ -304,12 +338,28 @@ static void test_not_a_nul(void **state)
 static void test_members_come_once(void **state)
 {
     static const char twice[] = "{\"n\":1," MESSAGES ",\"n\":1}";
+    static const struct {
+        const char *body, *param, *says;
+    } inside[] = {
+        {"{\"messages\":[{\"role\":\"system\",\"role\":\"user\",\"content\":\"\"}]}",
+         "messages[0].role", "messages[0] has 'role' twice"},
+        {"{\"messages\":[{},{\"content\":[{\"type\":\"text\",\"t\\u0079pe\":\"\"}]}]}",
+         "messages[1].content[0].type", "twice"},
+        {"{" MESSAGES ",\"stream_options\":{\"a\":1,\"b\":2,\"a\":3}}", "stream_options.a",
+         "stream_options has 'a' twice"},
+        {"{" MESSAGES ",\"x\":{\"1\":0,\"2\":0,\"3\":0,\"4\":0,\"5\":0,\"6\":0,\"7\":0,\"8\":0,"
+         "\"9\":0,\"10\":0,\"11\":0,\"12\":0,\"13\":0,\"14\":0,\"15\":0,\"16\":0,\"17\":0,"
+         "\"17\":0}}",
+         "x.17", "x has '17' twice"},
+    };
     td_buf b = {0};
     generation g;
     td_error err = {0};
 
     (void)state;
     check_bad(twice, sizeof twice - 1, "n", "has 'n' twice");
+    for (size_t i = 0; i < sizeof inside / sizeof *inside; i++)
+        check_bad(inside[i].body, strlen(inside[i].body), inside[i].param, inside[i].says);
     for (size_t n = 1; n < OPENAI_MAX_MEMBERS; n++)
         td_buf_fmt(&b, "%s\"k%zu\":1E+2", n > 1 ? "," : "{" MESSAGES ",", n);
     td_buf_byte(&b, '}');
