@@ -93,8 +93,8 @@ trap '[ -z "$serving" ] || kill "$serving" 2>/dev/null; exit 1' INT TERM
 
 if has equal; then
     title "two and four ranks on two GPUs against one: differences over the largest logit (allowed)"
-    TANDEM_TEST_ONLY='*two_ranks*' step 40 backends test_model_backends
-    report backends
+    TANDEM_TEST_ONLY='*two_ranks*' step 40 decode test_model_decode
+    report decode
     TANDEM_TEST_LARGE=1 step 60 ranks test_model_ranks
     report ranks | grep -E 'tp [24]|test_|rror'
 fi

@@ -22,7 +22,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-TESTS=(test_ops_attn test_ops_attn_in test_ops_comm test_ops_dense test_ops_experts test_ops_experts_fp8 test_ops_load test_ops_sample test_model_backends test_model_ranks)
+TESTS=(test_ops_attn test_ops_attn_in test_ops_comm test_ops_dense test_ops_experts test_ops_experts_fp8 test_ops_load test_ops_sample test_model_backends test_model_decode test_model_ranks)
 
 # The slowest first.
 SANITIZED=(test_ops_sample test_ops_experts test_ops_attn_in test_ops_dense test_ops_attn test_ops_experts_fp8 test_ops_load)

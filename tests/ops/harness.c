@@ -9,12 +9,6 @@
 #include "kernels/cuda/backend.h"
 #endif
 
-void check_ok(td_status st, const td_error *err)
-{
-    if (st != TD_OK)
-        fail_msg("%s: %s", td_status_name(st), err->text);
-}
-
 /* The worst error of each thing compared, for TANDEM_TEST_REPORT. */
 static struct worst {
     const char *what;
@@ -37,27 +31,26 @@ static void note_error(const char *what, double error, double tol)
     }
 }
 
-static void report(const char *backend)
+static void report(const char *of)
 {
     for (const struct worst *w = worst; w->what != NULL; w++)
-        print_message("report: %s %s: %d cases, worst error %.3g, allowed %.3g\n", backend, w->what,
+        print_message("report: %s %s: %d cases, worst error %.3g, allowed %.3g\n", of, w->what,
                       w->cases, w->error, w->tol);
 }
 
 int harness_open(void **state)
 {
-    const char *name = getenv("TANDEM_TEST_BACKEND");
     harness *h = calloc(1, sizeof *h);
     td_error err = {0};
     td_status st = TD_INTERNAL;
 
-    if (h == NULL || td_ops_find(name != NULL ? name : "cpu", &h->ops, &err) != TD_OK ||
+    if (h == NULL || td_ops_find(backend(), &h->ops, &err) != TD_OK ||
         (st = h->ops->dev_open(&(td_dev_options){.threads = 2}, &h->dev, &err)) != TD_OK ||
         h->ops->dev_bind(h->dev, &err) != TD_OK) {
         free(h);
         if (st == TD_UNAVAILABLE) { /* no device in this machine: nothing can be said of it */
-            print_message("[  SKIPPED ] backend %s: %s\n", name, err.text);
-            exit(HARNESS_NOT_RUN);
+            print_message("[  SKIPPED ] backend %s: %s\n", backend(), err.text);
+            exit(BACKEND_NOT_RUN);
         }
         print_error("%s\n", err.text);
         return -1;

@@ -2,7 +2,7 @@
  * that start as NaN, and random numbers that both sides agree on.
  *
  * TANDEM_TEST_BACKEND names the backend, "cpu" if unset; where its device is missing, a test
- * program exits with HARNESS_NOT_RUN. With TANDEM_TEST_REPORT set, the worst errors are printed at
+ * program exits with BACKEND_NOT_RUN. With TANDEM_TEST_REPORT set, the worst errors are printed at
  * the end. With TANDEM_TEST_SMALL set, sweeps take a few of their cases, of every kernel some, for
  * tools that make kernels a hundred times slower (2: for those that make them a thousand); and a
  * GPU's workspace is memory that nothing has written, so that a tool can tell who reads of it what
@@ -17,10 +17,9 @@
 #include <cmocka.h>
 
 #include "kernels/ops.h"
+#include "tests/ops/backend.h"
 #include "tests/ops/cases.h"
 #include "tests/ops/choose.h"
-
-enum { HARNESS_NOT_RUN = 77 }; /* ctest's SKIP_RETURN_CODE */
 
 bool harness_small(void);    /* TANDEM_TEST_SMALL */
 bool harness_smallest(void); /* it is 2: fewer yet */
@@ -48,8 +47,6 @@ typedef struct harness {
 int harness_open(void **state);  /* cmocka group setup: *state is the harness */
 int harness_close(void **state); /* group teardown */
 void harness_clear(harness *h);  /* between cases: everything below is freed */
-
-void check_ok(td_status st, const td_error *err);
 
 /* Host memory. Values are multiples of 2^-8 of bf16 where bf16 is true, so that no rounding of
  * inputs has to be modelled. */

@@ -21,28 +21,13 @@
 #include "common/model.h"
 #include "common/shard.h"
 #include "common/weights.h"
-#include "kernels/ops.h"
+#include "tests/ops/backend.h"
 #include "tests/ops/choose.h"
 
-#define TINY "models/tandem-tiny"
-
 /* The first chunk of a prompt is a large step (over TD_SMALL_STEP), the second a small one. */
-enum { NOT_RUN = 77, PAGES = 8, CHUNK = 150, RINGS = 4, PROMPT = 190, STEPS = 20 };
+enum { PAGES = 8, CHUNK = 150, RINGS = 4, PROMPT = 190, STEPS = 20 };
 
 static int32_t devices = 1;
-
-static const char *backend(void)
-{
-    const char *name = getenv("TANDEM_TEST_BACKEND");
-
-    return name != NULL ? name : "cpu";
-}
-
-static void check_ok(td_status st, const td_error *err)
-{
-    if (st != TD_OK)
-        fail_msg("%s: %s", td_status_name(st), err->text);
-}
 
 /* All the logits that one way of splitting the model gives for the same tokens. */
 typedef struct logits {
@@ -398,7 +383,7 @@ int main(void)
 
     if (td_ops_find(backend(), &ops, &err) != TD_OK || (devices = count_devices()) == 0) {
         print_message("[  SKIPPED ] backend %s has no device here\n", backend());
-        return NOT_RUN;
+        return BACKEND_NOT_RUN;
     }
     return RUN_CHOSEN_TESTS(tests, NULL, NULL);
 }

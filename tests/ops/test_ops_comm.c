@@ -18,11 +18,11 @@
 #include "common/comm.h"
 #include "common/rank.h"
 #include "kernels/cuda/comm.h"
-#include "kernels/ops.h"
+#include "tests/ops/backend.h"
 #include "tests/ops/choose.h"
 #include "tests/ops/comm_probe.h"
 
-enum { NOT_RUN = 77, MOST = 160000, ROWS = 3, TOTAL = 5000, GRAPHS = 2, SUMS = 8, BEHIND = 16 };
+enum { MOST = 160000, ROWS = 3, TOTAL = 5000, GRAPHS = 2, SUMS = 8, BEHIND = 16 };
 
 static const td_ops *ops;
 static int devices;
@@ -48,12 +48,6 @@ typedef struct world {
     int32_t absent;      /* does not take part; -1: all do */
     bool gathers;        /* what `absent` stays away from */
 } world;
-
-static void check_ok(td_status st, const td_error *err)
-{
-    if (st != TD_OK)
-        fail_msg("%s: %s", td_status_name(st), err->text);
-}
 
 static int32_t first_column(const world *w, int32_t rank)
 {
@@ -521,7 +515,7 @@ int main(void)
     check_ok(td_ops_find("cuda", &ops, &err), &err);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 1) {
         print_message("[  SKIPPED ] no CUDA device\n");
-        return NOT_RUN;
+        return BACKEND_NOT_RUN;
     }
     return RUN_CHOSEN_TESTS(tests, NULL, NULL);
 }

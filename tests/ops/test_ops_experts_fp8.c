@@ -595,11 +595,10 @@ int main(void)
         cmocka_unit_test(test_experts_fp8_nan_stays_in_its_row),
         cmocka_unit_test(test_experts_fp8_refuses),
     };
-    const char *name = getenv("TANDEM_TEST_BACKEND");
 
-    if (name == NULL || strcmp(name, "cuda") != 0) {
+    if (strcmp(backend(), "cuda") != 0) {
         print_message("[  SKIPPED ] experts in FP8: for TANDEM_TEST_BACKEND=cuda\n");
-        return HARNESS_NOT_RUN;
+        return BACKEND_NOT_RUN;
     }
     return RUN_CHOSEN_TESTS(tests, harness_open, harness_close);
 }
