@@ -191,6 +191,15 @@ static bool take_method(td_http_request *req)
     return false;
 }
 
+/* A compressed body would be taken for garbage of another kind, or, were it none, for what it says
+ * that it is not. */
+static bool body_is_plain(const td_http_request *req)
+{
+    const char *coding = td_http_request_header(req, "Content-Encoding");
+
+    return coding == NULL || *coding == '\0' || strcasecmp(coding, "identity") == 0;
+}
+
 /* evhttp stops reading while a request is with its user, and so would not see the client go. Read
  * on, but without its callback, which takes bytes in this state for a fatal error; they stay in the
  * buffer until the next request is due. */
@@ -237,6 +246,8 @@ void http_on_evhttp_request(struct evhttp_request *ev, void *arg)
         http_refuse(req, 505, "only HTTP/1.0 and HTTP/1.1 are served");
         return;
     }
+    if (ev->minor > 1)
+        ev->minor = 1; /* what is spoken here, and said in the answer */
     if (!take_method(req)) {
         http_refuse(req, 501, "no such method");
         return;
@@ -244,6 +255,10 @@ void http_on_evhttp_request(struct evhttp_request *ev, void *arg)
     fault = framing_fault(ev);
     if (fault != NULL) {
         http_refuse(req, 400, fault);
+        return;
+    }
+    if (!body_is_plain(req)) {
+        http_refuse(req, 415, "Content-Encoding is not supported: send the body as it is");
         return;
     }
     if ((req->path[0] != '/' && strcmp(req->path, "*") != 0) ||

@@ -13,7 +13,7 @@
  *
  * The server itself answers what never becomes a request, in the same JSON error shape, and closes
  * the connection: malformed or ambiguous heads (400), bodies over max_body_bytes or badly chunked
- * (413), heads over max_header_bytes (431), methods it does not know (501), connections over
+ * (413), encoded ones (415), heads over max_header_bytes (431), methods it does not know (501), connections over
  * max_connections where none is idle (503). */
 #ifndef TANDEM_COMMON_HTTP_SERVER_H
 #define TANDEM_COMMON_HTTP_SERVER_H

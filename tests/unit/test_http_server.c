@@ -264,6 +264,8 @@ static void test_http_malformed_and_ambiguous_heads_are_refused(void **state)
         {"POST / HTTP/1.1\r\n" HOST "Content-Length: -3\r\n\r\nabc", 400},
         {"POST / HTTP/1.1\r\n" HOST "Content-Length: 0x3\r\n\r\nabc", 400},
         {"POST / HTTP/1.0\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+        {"POST / HTTP/1.1\r\n" HOST "Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b",
+         415},
         /* paths */
         {"GET no-slash HTTP/1.1\r\n" HOST "\r\n", 400},
         {"GET /a b HTTP/1.1\r\n" HOST "\r\n", 400},
@@ -385,6 +387,18 @@ static void test_http_10_closes_unless_asked_to_keep(void **state)
     client_close(&c);
 }
 
+static void test_http_answers_in_the_version_that_it_speaks(void **state)
+{
+    fixture *f = *state;
+    client c = client_connect(f->port);
+    response r = client_ask(&c, "POST /a HTTP/1.7\r\n" HOST "Content-Encoding: identity\r\n"
+                                "Content-Length: 1\r\n\r\nx");
+
+    assert_memory_equal(r.head.ptr, "HTTP/1.1 200 ", 13);
+    response_free(&r);
+    client_close(&c);
+}
+
 static void test_http_a_half_closed_client_still_gets_an_answer_given_at_once(void **state)
 {
     fixture *f = *state;
@@ -421,6 +435,7 @@ int main(void)
         T(test_http_head_gets_the_head_alone),
         T(test_http_headers_ids_and_errors),
         T(test_http_10_closes_unless_asked_to_keep),
+        T(test_http_answers_in_the_version_that_it_speaks),
         T(test_http_a_half_closed_client_still_gets_an_answer_given_at_once),
     };
 
