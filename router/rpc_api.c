@@ -119,16 +119,24 @@ static td_status parse_body(const gateway *g, const Tandem__GatewayGenerate *m, 
     else
         st = openai_parse_chat(body.ptr, body.len, &d, gen, err);
     td_buf_free(&body);
-    return st;
+    return st == TD_OK ? generation_check_model(gen->model, router_model(r), err) : st;
 }
 
-/* The gateway's name for its request, fit for log lines; n bytes of *out. */
-static void copy_request_id(ProtobufCBinaryData from, char *out, size_t n)
+/* The gateway's name for its request, fit for log lines; n bytes of *out. Whole and as it was said,
+ * or a Cancel that names it would miss it. */
+static td_status take_request_id(ProtobufCBinaryData from, char *out, size_t n, td_error *err)
 {
-    snprintf(out, n, "%.*s", (int)(from.len < n ? from.len : n - 1), (const char *)from.data);
-    for (char *c = out; *c != '\0'; c++)
-        if (*c <= ' ' || *c >= 0x7f || *c == '"')
-            *c = '_';
+    if (from.len >= n)
+        return td_fail_param(err, "request_id",
+                             "request_id has %zu bytes, at most %zu are possible", from.len, n - 1);
+    for (size_t i = 0; i < from.len; i++) {
+        out[i] = (char)from.data[i];
+        if (out[i] <= ' ' || out[i] >= 0x7f || out[i] == '"')
+            return td_fail_param(err, "request_id",
+                                 "request_id must be printable ASCII without spaces and quotes");
+    }
+    out[from.len] = '\0';
+    return TD_OK;
 }
 
 /* A stream of gen->n answers, not begun; NULL: no memory. */
@@ -159,9 +167,11 @@ static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stre
 
     if (g == NULL)
         return td_fail(err, TD_UNAVAILABLE, "this gateway is not known here: say Hello first");
-    copy_request_id(m->request_id, name, sizeof name);
+    st = take_request_id(m->request_id, name, sizeof name, err);
+    if (st != TD_OK)
+        return st;
     if (name[0] != '\0' && same_request(g, name))
-        return td_fail(err, TD_INVALID, "a request with this request_id is running");
+        return td_fail_param(err, "request_id", "a request with this request_id is running");
     st = parse_body(g, m, &gen, err);
     if (st == TD_OK && (s = make_stream(g, &gen, name)) == NULL)
         st = td_fail(err, TD_NOMEM, "no memory for a stream");

@@ -269,6 +269,8 @@ static void test_mistakes_are_named(cluster *c)
 {
     process *router = serve(c);
     gateway *g = open_gateway(router);
+    char long_id[133] = "";
+    const char *const odd[] = {"a b", "a\"b", "a\nb", "\xc3\xa9", long_id};
     uint64_t stream;
     td_error err = {0};
 
@@ -281,6 +283,22 @@ static void test_mistakes_are_named(cluster *c)
     assert_int_equal(gateway_complete(g, TD_SLICE("{\"prompt\":[-1]}"), NULL, &stream, &err),
                      TD_INVALID);
     assert_string_equal(err.param, "prompt[0]");
+    assert_int_equal(
+        gateway_generate(g,
+                         TD_SLICE("{\"model\":\"other\",\"messages\":[{\"role\":\"user\","
+                                  "\"content\":\"\"}]}"),
+                         NULL, &stream, &err),
+        TD_NOTFOUND);
+    assert_string_equal(err.param, "model");
+    assert_int_equal(gateway_complete(g, TD_SLICE("{\"model\":\"other\",\"prompt\":\"a\"}"), NULL,
+                                      &stream, &err),
+                     TD_NOTFOUND);
+    memset(long_id, 'a', sizeof long_id - 1);
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        assert_int_equal(gateway_complete(g, TD_SLICE("{\"prompt\":\"a\"}"), odd[i], &stream, &err),
+                         TD_INVALID);
+        assert_string_equal(err.param, "request_id");
+    }
     assert_int_equal(gateway_cancel(g, 12345, &err), TD_OK); /* nobody's: nothing to do */
     gateway_close(g);
 }
