@@ -35,9 +35,9 @@ void gateway_close(gateway *g); /* running answers are canceled by the router; N
 const char *gateway_model(const gateway *g);
 
 /* Start an answer to a /v1/chat/completions body. request_id: yours, for the router's log and
- * against starting one twice, up to 131 printable ASCII characters; NULL: none. TD_OK: events for *stream follow. TD_INVALID: err->param
- * is the field; TD_BUSY, TD_UNAVAILABLE: try again later. With n of several their events come
- * mixed, by choice; routers before 1.3 refuse that. */
+ * against starting one twice, up to 131 printable ASCII characters; NULL: none. TD_OK: events for
+ * *stream follow. TD_INVALID: err->param is the field; TD_BUSY, TD_UNAVAILABLE: try again later.
+ * With n of several their events come mixed, by choice; routers before 1.3 refuse that. */
 TD_MUST_CHECK td_status gateway_generate(gateway *g, td_slice chat_json, const char *request_id,
                                          uint64_t *stream, td_error *err);
 

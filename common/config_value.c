@@ -220,6 +220,8 @@ td_status cfg_value_set(const td_option *o, const char *text, void *out, td_erro
     int64_t i;
     double d;
 
+    if (o->def == NULL && *text == '\0') /* as a script's unset variable has it */
+        return td_fail(err, TD_INVALID, "it must be given, and is empty");
     switch (o->type) {
     case TD_OPT_U32:
         if (parse_digits(text, strlen(text), &u) && u <= UINT32_MAX && in_range(o, (double)u)) {

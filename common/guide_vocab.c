@@ -21,8 +21,11 @@ static td_status read_vocab(td_guides *g, const char *folder, td_error *err)
         st = td_fail(err, TD_NOMEM, "no memory for a path");
     if (st == TD_OK)
         st = td_file_read(path.ptr, VOCAB_MAX_FILE, &text, err);
-    if (st == TD_OK)
+    if (st == TD_OK) {
         st = vocab_load_json(&g->v, text.ptr, text.len, err);
+        if (st != TD_OK)
+            td_wrap(err, "%s", td_path_tail(path.ptr));
+    }
     td_buf_free(&path);
     td_buf_free(&text);
     free(g->v.merges); /* of use to an encoder only */

@@ -10,6 +10,8 @@
 
 #include "common/json_text.h"
 
+#define NOT_JSON "%s: not JSON at byte %zu of %zu"
+
 enum { PATH_SHOWN = 200 };
 
 const char *td_path_tail(const char *path)
@@ -104,9 +106,7 @@ static td_status scan(const char *text, size_t len, int max_depth, const char *w
     case TD_JSON_ESCAPE:
         return td_fail(err, TD_INVALID, "%s: not JSON: \\u without four hex digits at byte %zu",
                        what, at);
-    case TD_JSON_NUMBER:
-        return td_fail(err, TD_INVALID, "%s: not JSON: at byte %zu is no number as JSON has it",
-                       what, at);
+    case TD_JSON_NUMBER: return td_fail(err, TD_INVALID, NOT_JSON, what, at, len);
     case TD_JSON_DEPTH:
         return td_fail(err, TD_INVALID,
                        "%s: nested deeper than %d levels at byte %zu, expected less", what,
@@ -128,8 +128,7 @@ td_status td_json_parse(const char *text, size_t len, int max_depth, const char 
         return st;
     root = cJSON_ParseWithLengthOpts(text, len + 1, &end, 1);
     if (root == NULL)
-        return td_fail(err, TD_INVALID, "%s: not JSON at byte %zu of %zu", what,
-                       (size_t)(end - text), len);
+        return td_fail(err, TD_INVALID, NOT_JSON, what, (size_t)(end - text), len);
     if (!cJSON_IsObject(root)) {
         cJSON_Delete(root);
         return td_fail(err, TD_INVALID, "%s: expected a JSON object", what);

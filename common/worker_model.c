@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "common/hash.h"
+#include "common/json_file.h"
 #include "common/log.h"
 #include "common/kv_wire.h"
 #include "common/worker_impl.h"
@@ -273,7 +274,7 @@ td_status td_worker_load_model(const td_worker_options *opt, const td_worker_nee
     if (st == TD_OK)
         st = open_checkpoint(opt, &cfg, &ckpt, err);
     if (st != TD_OK)
-        return td_wrap(err, "loading %s", opt->model);
+        return td_wrap(err, "loading %s", td_path_tail(opt->model));
     t1 = td_now_us();
     st = td_model_open(ckpt, &cfg, &mo, model, err);
     if (st == TD_OK) {
@@ -304,7 +305,7 @@ td_status td_worker_load_model(const td_worker_options *opt, const td_worker_nee
                 td_kv_dtype_words[mo.kv_dtype], (long long)(t1 - t0) / 1000,
                 (long long)(t2 - t1) / 1000, (long long)(td_now_us() - t2) / 1000);
     } else {
-        td_wrap(err, "loading %s", opt->model);
+        td_wrap(err, "loading %s", td_path_tail(opt->model));
         *model = NULL;
     }
     td_checkpoint_close(ckpt);

@@ -191,7 +191,10 @@ td_status openai_take_tool_choice(const cJSON *root, chat *c, td_error *err)
         return TD_OK;
     }
     f = cJSON_IsObject(v) ? openai_field(v, "type") : NULL;
-    if (cJSON_IsString(f) && strcmp(f->valuestring, "function") != 0)
+    if (f != NULL && !cJSON_IsString(f))
+        return td_fail_param(err, "tool_choice.type", "tool_choice.type must be a string, not %s",
+                             openai_type_name(f));
+    if (f != NULL && strcmp(f->valuestring, "function") != 0)
         return td_fail_param(
             err, "tool_choice.type",
             "tool_choice of type \"%.40s\" is not supported: it must be auto, none, "

@@ -125,7 +125,9 @@ static td_status take_reasoning(const cJSON *root, responses_request *q, td_erro
 {
     static const char *const efforts[] = {"low", "medium", "high"};
     static const char *const summaries[] = {"auto", "concise", "detailed", "none", NULL};
+    static const char *const names[] = {"summary", "generate_summary"}; /* now, and once */
     const cJSON *o = openai_field(root, "reasoning"), *summary;
+    char field[40];
     td_status st;
 
     if (o != NULL && !cJSON_IsObject(o))
@@ -135,10 +137,13 @@ static td_status take_reasoning(const cJSON *root, responses_request *q, td_erro
     if (st != TD_OK)
         return st;
     /* Nothing is hidden that a summary would have to stand for: the reasoning itself is sent. */
-    summary = openai_field(o, "summary");
-    if (summary != NULL && !is_one_of(summary, summaries))
-        return td_fail_param(err, "reasoning.summary",
-                             "reasoning.summary must be auto, concise or detailed");
+    for (size_t i = 0; i < 2; i++) {
+        summary = openai_field(o, names[i]);
+        if (summary == NULL || is_one_of(summary, summaries))
+            continue;
+        snprintf(field, sizeof field, "reasoning.%s", names[i]);
+        return td_fail_param(err, field, "%s must be auto, concise or detailed", field);
+    }
     td_buf_fmt(&q->echo, ",\"reasoning\":{\"effort\":\"%s\",\"summary\":null}",
                efforts[q->g.chat.effort]);
     return TD_OK;

@@ -293,6 +293,9 @@ static void test_config_option_without_default_must_be_given(void **state)
     assert_int_equal(td_config_parse(one, 1, "t", "t.", 1, none, &s, &action, &err), TD_INVALID);
     assert_string_equal(err.text, "--model must be given: by that flag, by TANDEM_MODEL, or as "
                                   "\"model\" in a config file");
+    setenv("TANDEM_MODEL", "", 1);
+    assert_int_equal(td_config_parse(one, 1, "t", "t.", 1, none, &s, &action, &err), TD_INVALID);
+    assert_string_equal(err.text, "environment TANDEM_MODEL: it must be given, and is empty");
     setenv("TANDEM_MODEL", "/m", 1);
     assert_int_equal(td_config_parse(one, 1, "t", "t.", 1, none, &s, &action, &err), TD_OK);
     assert_string_equal(s.model, "/m");

@@ -170,6 +170,8 @@ static void test_bad_members(void **state)
         {"\"tool_choice\":5", "tool_choice", "auto"},
         {"\"tool_choice\":\"required\"", "tool_choice", "no tools"},
         {"\"tool_choice\":{\"type\":\"function\"}", "tool_choice", "function"},
+        {"\"tool_choice\":{\"type\":5,\"function\":{\"name\":\"f\"}}", "tool_choice.type",
+         "a number"},
         {"\"tool_choice\":{\"type\":\"function\",\"function\":{}}", "tool_choice.function.name",
          "missing"},
     };

@@ -232,6 +232,7 @@ static void test_mistakes_are_named(void **state)
         {"{" HI "\"reasoning\":\"low\"}", "reasoning", "a string"},
         {"{" HI "\"reasoning\":{\"effort\":\"none\"}}", "reasoning.effort", "low"},
         {"{" HI "\"reasoning\":{\"summary\":\"long\"}}", "reasoning.summary", "concise"},
+        {"{" HI "\"reasoning\":{\"generate_summary\":5}}", "reasoning.generate_summary", "concise"},
         {"{" HI "\"text\":[]}", "text", "an array"},
         {"{" HI "\"text\":{\"verbosity\":\"x\"}}", "text.verbosity", "medium"},
         {"{" HI "\"text\":{\"format\":{}}}", "text.format", "type"},
