@@ -25,7 +25,7 @@ void td_model_late(const void *model, char *out, size_t size)
     size_t at = 0;
 
     if (n == 0)
-        snprintf(out, size, "no rank");
+        snprintf(out, size, "none: all ranks have returned");
     for (int32_t i = 0; i < n && at < size; i++) {
         char device[24] = "";
 

@@ -85,9 +85,9 @@ static void check_said(const td_ops *ops, const int32_t *devices, const char *te
     awaited = NULL;
     assert_true(said);
     td_model_late(model, nobody, sizeof nobody);
-    assert_string_equal(nobody, "no rank");
+    assert_string_equal(nobody, "none: all ranks have returned");
     td_model_late(model, nobody, 4); /* cut, and whole up to there */
-    assert_string_equal(nobody, "no ");
+    assert_string_equal(nobody, "non");
     td_model_close(model);
 }
 
