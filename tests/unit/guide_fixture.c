@@ -139,8 +139,6 @@ int guide_set_up(void **state)
 
 int guide_tear_down(void **state)
 {
-    (void)state;
     td_guides_close(guides);
-    fixture_close();
-    return 0;
+    return fixture_tear_down(state);
 }

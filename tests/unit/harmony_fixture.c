@@ -41,14 +41,16 @@ harmony *fixture_with(const harmony *h, const harmony_options *options)
     return other;
 }
 
-void fixture_close(void)
+int fixture_tear_down(void **state)
 {
+    (void)state;
     for (int i = 0; i < 2; i++) {
         harmony_close(harmonies[i]);
         tokenizer_close(tokenizers[i]);
         harmonies[i] = NULL;
         tokenizers[i] = NULL;
     }
+    return 0;
 }
 
 char *fixture_read(const char *path, size_t *n)

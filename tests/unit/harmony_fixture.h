@@ -23,7 +23,7 @@ const harmony *fixture_o200k(void);
 /* Another harmony over the same tokenizer, to be closed. */
 harmony *fixture_with(const harmony *h, const harmony_options *options);
 
-void fixture_close(void);
+int fixture_tear_down(void **state); /* cmocka's group teardown: closes both */
 
 /* The whole file, NUL-terminated, to be freed; aborts when it cannot be read. */
 char *fixture_read(const char *path, size_t *n);

@@ -370,13 +370,6 @@ static void test_damage(void **state)
     }
 }
 
-static int close_fixture(void **state)
-{
-    (void)state;
-    fixture_close();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,5 +386,5 @@ int main(void)
         cmocka_unit_test(test_damage),
     };
 
-    return cmocka_run_group_tests(tests, NULL, close_fixture);
+    return cmocka_run_group_tests(tests, NULL, fixture_tear_down);
 }

@@ -67,8 +67,6 @@ int main(void)
         cmocka_unit_test(test_ids_are_found_by_name),
         cmocka_unit_test(test_a_vocabulary_without_control_tokens_is_refused),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
 
-    fixture_close();
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, fixture_tear_down);
 }

@@ -462,8 +462,6 @@ int main(void)
         cmocka_unit_test(test_two_calls_of_one_tool_are_two),
         cmocka_unit_test(test_a_parser_survives_long_junk_in_linear_time),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
 
-    fixture_close();
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, fixture_tear_down);
 }

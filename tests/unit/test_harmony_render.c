@@ -477,8 +477,6 @@ int main(void)
         cmocka_unit_test(test_cases_render),
         cmocka_unit_test(test_large_conversations_take_linear_time),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
 
-    fixture_close();
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, fixture_tear_down);
 }

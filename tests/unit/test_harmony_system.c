@@ -152,13 +152,6 @@ static void test_builtin_tools_stand_before_the_channels(void **state)
     td_buf_free(&want);
 }
 
-static int close_fixture(void **state)
-{
-    (void)state;
-    fixture_close();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -170,5 +163,5 @@ int main(void)
         cmocka_unit_test(test_builtin_tools_stand_before_the_channels),
     };
 
-    return cmocka_run_group_tests_name("harmony_system", tests, NULL, close_fixture);
+    return cmocka_run_group_tests_name("harmony_system", tests, NULL, fixture_tear_down);
 }

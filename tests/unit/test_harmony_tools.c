@@ -131,8 +131,6 @@ int main(void)
         cmocka_unit_test(test_response_formats),
         cmocka_unit_test(test_compact_json_keeps_spelling),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
 
-    fixture_close();
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, fixture_tear_down);
 }

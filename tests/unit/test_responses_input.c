@@ -241,13 +241,6 @@ static void test_a_conversation_may_be_too_large(void **state)
     td_buf_free(&items);
 }
 
-static int close_fixture(void **state)
-{
-    (void)state;
-    fixture_close();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,5 +253,5 @@ int main(void)
         cmocka_unit_test(test_a_conversation_may_be_too_large),
     };
 
-    return cmocka_run_group_tests(tests, NULL, close_fixture);
+    return cmocka_run_group_tests(tests, NULL, fixture_tear_down);
 }
