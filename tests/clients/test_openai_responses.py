@@ -10,7 +10,8 @@ import sys
 import openai
 import pydantic
 
-from test_openai_sdk import ANSWER, City, LONG, Lookup, MODEL, let_go, main, refused, same
+from cases import main
+from test_openai_sdk import ANSWER, City, Context, LONG, Lookup, MODEL, let_go, refused, same
 
 ASK = "What is 12 plus 30?"
 WEATHER = [{"role": "user", "content": "Weather in Oslo?"}]
@@ -356,4 +357,4 @@ def test_sdk_response_nothing_is_left(c):
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    sys.exit(main(globals(), "test_sdk_", Context))

@@ -5,19 +5,16 @@
 Answers are those of models/tandem-tiny (its MODEL_CARD.md). --slow: for instrumented programs,
 which get more time. Lines and closing line are as cmocka's."""
 
-import argparse
 import asyncio
 import json
-import os
 import sys
-import time
-import traceback
 from typing import Literal
 
 import openai
 from pydantic import BaseModel, ConfigDict, Field
 
-from service import KEY, Service
+from cases import main
+from service import KEY
 
 MODEL = "tandem-tiny"
 SUM = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -40,6 +37,10 @@ class Context:
         self.options = {"base_url": f"http://127.0.0.1:{service.ports['router']}/v1",
                         "api_key": KEY, "max_retries": 0, "timeout": service.patience}
         self.client = openai.OpenAI(**self.options)
+        print(f"openai {openai.__version__}")
+
+    def close(self):
+        self.client.close()
 
     def chat(self, messages=None, **more):
         return self.client.chat.completions.create(
@@ -480,37 +481,5 @@ def test_sdk_nothing_is_left(c):
     same(c.service.metric("router", "vllm:num_requests_running"), 0)
 
 
-def main(names):
-    args = argparse.ArgumentParser()
-    args.add_argument("--bin", required=True)
-    args.add_argument("--slow", action="store_true")
-    args.add_argument("cases", nargs="*")
-    args = args.parse_args()
-    cases = [(n, f) for n, f in names.items() if n.startswith("test_sdk_")
-             and (not args.cases or n in args.cases)]
-    if not cases:
-        sys.exit(f"no such case: {' '.join(args.cases)}")
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1"
-    failed = []
-    with Service(args.bin, 60 if args.slow else 15) as service:
-        context = Context(service, args.slow)
-        for name, case in cases:
-            print(f"[ RUN      ] {name}", flush=True)
-            started = time.monotonic()
-            try:
-                case(context)
-                took = time.monotonic() - started
-                print(f"[       OK ] {name} ({took * 1000:.0f} ms)", flush=True)
-            except Exception:
-                traceback.print_exc(file=sys.stdout)
-                print(f"[  FAILED  ] {name}", flush=True)
-                failed.append(name)
-        if failed:
-            service.show_logs()
-        context.client.close()
-    print(f"{len(cases) - len(failed)} passed, {len(failed)} failed (openai {openai.__version__})")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    sys.exit(main(globals(), "test_sdk_", Context))

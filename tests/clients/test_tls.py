@@ -1,25 +1,23 @@
 """TLS in front of Tandem, by the files of deploy/tls: HAProxy for HTTP, stunnel for RPC.
 
-    test_tls.py --bin FOLDER [--slow]
+    test_tls.py --bin FOLDER [--slow] [CASE ...]
 
 Certificates are made by the openssl command. Lines and closing line are as cmocka's; "not run"
 (exit 77) where a program is missing."""
 
-import argparse
 import os
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
-import time
-import traceback
 import urllib.error
 import urllib.request
 
 import openai
 
-from service import KEY, Service
+from cases import main
+from service import KEY
 
 MODEL = "tandem-tiny"
 SUM = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -83,9 +81,9 @@ def same(got, want):
 
 
 class Context:
-    def __init__(self, service, certificates):
+    def __init__(self, service, slow):
         self.service = service
-        self.certificates = certificates
+        self.certificates = certificates = Certificates(service.logs.name)
         self.port = free_port()
         service.spawn_other("haproxy", [program("haproxy"), "-db", "-f", "deploy/tls/haproxy.cfg"],
                             env={**os.environ, "TANDEM_TLS_BIND": f"127.0.0.1:{self.port}",
@@ -111,6 +109,15 @@ class Context:
             return e.code
         except OSError:
             return 0
+
+    def close(self):
+        self.client.close()
+        for name, p in self.service.processes.items():  # theirs end by signals, not with 0
+            if name == "haproxy" or "-" in name:
+                p.kill()
+                p.wait()
+        self.service.processes = {n: p for n, p in self.service.processes.items()
+                                  if n in ("router", "prefill", "decode")}
 
     def chat(self, messages=None, **more):
         return self.client.chat.completions.create(model=MODEL, messages=messages or SUM,
@@ -255,43 +262,9 @@ def test_tls_without_a_router_is_503(c):
     c.service.wait(lambda: c.get("/health") == 503, "HAProxy says that there is no router")
 
 
-def main():
-    args = argparse.ArgumentParser()
-    args.add_argument("--bin", required=True)
-    args.add_argument("--slow", action="store_true")
-    args = args.parse_args()
-    cases = [(n, f) for n, f in globals().items() if n.startswith("test_tls_")]
+if __name__ == "__main__":
     missing = [n for n in NEEDED if program(n) is None]
     if missing:
         print(f"[  SKIPPED ] test_tls: there is no {', '.join(missing)}")
-        return 77
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
-    failed = []
-    with Service(args.bin, 60 if args.slow else 15, "--rpc-listen", "tcp://127.0.0.1:0") as service:
-        context = Context(service, Certificates(service.logs.name))
-        for name, case in cases:
-            print(f"[ RUN      ] {name}", flush=True)
-            started = time.monotonic()
-            try:
-                case(context)
-                took = time.monotonic() - started
-                print(f"[       OK ] {name} ({took * 1000:.0f} ms)", flush=True)
-            except Exception:
-                traceback.print_exc(file=sys.stdout)
-                print(f"[  FAILED  ] {name}", flush=True)
-                failed.append(name)
-        if failed:
-            service.show_logs()
-        context.client.close()
-        for name, p in service.processes.items():  # theirs end by signals, not with 0
-            if name == "haproxy" or "-" in name:
-                p.kill()
-                p.wait()
-        service.processes = {n: p for n, p in service.processes.items()
-                             if n in ("router", "prefill", "decode")}
-    print(f"{len(cases) - len(failed)} passed, {len(failed)} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        sys.exit(77)
+    sys.exit(main(globals(), "test_tls_", Context, "--rpc-listen", "tcp://127.0.0.1:0"))
