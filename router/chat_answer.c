@@ -1,10 +1,9 @@
 #include "router/chat_answer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/log.h"
+#include "router/http_answer.h"
 
 typedef struct chat_answer chat_answer;
 
@@ -12,7 +11,6 @@ typedef struct chat_answer chat_answer;
 typedef struct choice {
     chat_answer *a;
     uint32_t index;
-    request *q;         /* NULL: it has ended */
     const char *reason; /* of its end; a literal */
     td_buf reasoning, content, calls;
     size_t n_calls;
@@ -20,47 +18,23 @@ typedef struct choice {
 } choice;
 
 struct chat_answer {
-    router *r;
-    td_http_request *req;
-    bool stream, include_usage, logprobs, begun;
-    bool broken; /* memory ran out in mid stream: it ends visibly cut */
-    td_timer *ping;
-    char id[40];
-    char label[132];
-    int64_t created_s;
-    td_buf out; /* one event of a stream, or the whole answer */
-    answer_sum sum;
-    uint32_t n, n_ended;
-    choice choices[]; /* [n] */
+    http_answer h; /* first: it is the HTTP side's owner */
+    bool logprobs;
+    choice choices[]; /* [h.n] */
 };
 
-/* ---- the end ---- */
-
-static void free_answer(chat_answer *a)
+static void free_answer(http_answer *h)
 {
-    td_timer_free(a->ping);
-    td_buf_free(&a->out);
-    for (uint32_t i = 0; i < a->n; i++) {
+    chat_answer *a = (chat_answer *)h;
+
+    http_answer_fini(h);
+    for (uint32_t i = 0; i < h->n; i++) {
         td_buf_free(&a->choices[i].reasoning);
         td_buf_free(&a->choices[i].content);
         td_buf_free(&a->choices[i].calls);
         td_buf_free(&a->choices[i].tokens);
     }
     free(a);
-}
-
-static void on_close(td_http_request *req, void *arg)
-{
-    chat_answer *a = arg;
-
-    (void)req;
-    for (uint32_t i = 0; i < a->n; i++) {
-        if (a->choices[i].q != NULL) { /* and with it the others */
-            request_cancel(a->choices[i].q, "client_closed");
-            break;
-        }
-    }
-    free_answer(a);
 }
 
 /* ---- pieces of JSON ---- */
@@ -72,44 +46,46 @@ static void add_string(td_buf *b, td_slice text)
     td_buf_byte(b, '"');
 }
 
-/* `data: {...,"choices":[` of a chunk. */
-static void chunk_head(chat_answer *a)
+/* Up to and with `"choices":[`. */
+static void add_head(http_answer *h, const char *object)
 {
-    const char *model = router_model(a->r);
+    const char *model = router_model(h->r);
 
-    td_buf_clear(&a->out);
-    td_buf_fmt(
-        &a->out,
-        "data: {\"id\":\"%s\",\"object\":\"chat.completion.chunk\",\"created\":%lld,\"model\":\"",
-        a->id, (long long)a->created_s);
-    td_buf_json(&a->out, model, strlen(model));
-    td_buf_str(&a->out, "\",\"choices\":[");
+    td_buf_fmt(&h->out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":\"", h->id,
+               object, (long long)h->created_s);
+    td_buf_json(&h->out, model, strlen(model));
+    td_buf_str(&h->out, "\",\"choices\":[");
 }
 
-static void send(chat_answer *a)
+static void chunk_head(http_answer *h)
 {
-    if (a->out.oom)
-        a->broken = true; /* nothing more goes out: a hole would not be seen */
-    if (a->broken)
-        return;
-    td_http_stream_write(a->req, a->out.ptr, a->out.len);
-    td_timer_in(a->ping, a->r->cfg->sse_ping_ms * TD_USEC_PER_MSEC);
+    td_buf_str(&h->out, "data: ");
+    add_head(h, "chat.completion.chunk");
+}
+
+static void add_usage(http_answer *h)
+{
+    td_buf_str(&h->out, "],\"usage\":");
+    chat_answer_usage(&h->out, &h->sum.usage);
+    td_buf_str(&h->out, ",\"tandem\":");
+    chat_answer_timings(&h->out, &h->sum.times);
+    td_buf_byte(&h->out, '}');
 }
 
 static void on_logprobs(void *user, const token_logprobs *list, size_t n)
 {
     choice *c = user;
 
-    chat_answer_logprobs(&c->tokens, c->a->r, list, n);
+    chat_answer_logprobs(&c->tokens, c->a->h.r, list, n);
 }
 
 /* `,"logprobs":..` with what has come; null where there is none in a chunk, or none was wanted. */
 static void add_logprobs(choice *c)
 {
-    td_buf *b = &c->a->out;
+    td_buf *b = &c->a->h.out;
 
     td_buf_str(b, ",\"logprobs\":");
-    if (!c->a->logprobs || (c->a->stream && c->tokens.len == 0)) {
+    if (!c->a->logprobs || (c->a->h.stream && c->tokens.len == 0)) {
         td_buf_str(b, "null");
         return;
     }
@@ -122,14 +98,14 @@ static void add_logprobs(choice *c)
 
 static void delta_begin(choice *c)
 {
-    chunk_head(c->a);
-    td_buf_fmt(&c->a->out, "{\"index\":%u,\"delta\":{", c->index);
+    chunk_head(&c->a->h);
+    td_buf_fmt(&c->a->h.out, "{\"index\":%u,\"delta\":{", c->index);
 }
 
 /* The rest of a chunk after its delta; reason NULL: not yet. */
 static void delta_end(choice *c, const char *reason)
 {
-    td_buf *b = &c->a->out;
+    td_buf *b = &c->a->h.out;
 
     td_buf_byte(b, '}');
     add_logprobs(c);
@@ -137,44 +113,31 @@ static void delta_end(choice *c, const char *reason)
         td_buf_fmt(b, ",\"finish_reason\":\"%s\"}]", reason);
     else
         td_buf_str(b, ",\"finish_reason\":null}]");
-    td_buf_str(b, c->a->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
-    send(c->a);
+    td_buf_str(b, c->a->h.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    http_answer_send(&c->a->h);
 }
 
 /* ---- the answer's callbacks ---- */
 
-static void on_ping(void *arg)
-{
-    chat_answer *a = arg;
-
-    td_http_stream_write(a->req, ": ping\n\n", 8);
-    td_timer_in(a->ping, a->r->cfg->sse_ping_ms * TD_USEC_PER_MSEC);
-}
-
 static void on_start(void *user, request *q)
 {
     choice *c = user;
-    chat_answer *a = c->a;
 
     (void)q;
-    if (!a->stream)
+    if (!c->a->h.stream)
         return;
-    if (!a->begun)
-        td_http_stream_begin(
-            a->req, 200, "text/event-stream; charset=utf-8",
-            TD_HEADERS({"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}));
-    a->begun = true;
+    http_answer_begin(&c->a->h);
     delta_begin(c);
-    td_buf_str(&a->out, "\"role\":\"assistant\",\"content\":\"\"");
+    td_buf_str(&c->a->h.out, "\"role\":\"assistant\",\"content\":\"\"");
     delta_end(c, NULL);
 }
 
 static void on_reasoning(void *user, td_slice text)
 {
     choice *c = user;
-    td_buf *b = &c->a->out;
+    td_buf *b = &c->a->h.out;
 
-    if (!c->a->stream) {
+    if (!c->a->h.stream) {
         td_buf_add(&c->reasoning, text.ptr, text.len);
         return;
     }
@@ -191,21 +154,21 @@ static void on_content(void *user, td_slice text)
 {
     choice *c = user;
 
-    if (!c->a->stream) {
+    if (!c->a->h.stream) {
         td_buf_add(&c->content, text.ptr, text.len);
         return;
     }
     delta_begin(c);
-    td_buf_str(&c->a->out, "\"content\":");
-    add_string(&c->a->out, text);
+    td_buf_str(&c->a->h.out, "\"content\":");
+    add_string(&c->a->h.out, text);
     delta_end(c, NULL);
 }
 
 static void on_call_begin(void *user, size_t index, const char *id, td_slice name)
 {
     choice *c = user;
-    bool stream = c->a->stream;
-    td_buf *b = stream ? &c->a->out : &c->calls;
+    bool stream = c->a->h.stream;
+    td_buf *b = stream ? &c->a->h.out : &c->calls;
 
     if (stream) {
         delta_begin(c);
@@ -226,9 +189,9 @@ static void on_call_begin(void *user, size_t index, const char *id, td_slice nam
 static void on_call_args(void *user, size_t index, td_slice text)
 {
     choice *c = user;
-    td_buf *b = &c->a->out;
+    td_buf *b = &c->a->h.out;
 
-    if (!c->a->stream) {
+    if (!c->a->h.stream) {
         td_buf_json(&c->calls, text.ptr, text.len);
         return;
     }
@@ -239,45 +202,11 @@ static void on_call_args(void *user, size_t index, td_slice text)
     delta_end(c, NULL);
 }
 
-/* Close the connection so that the client sees that its answer was cut. */
-static void cut(chat_answer *a)
-{
-    td_http_request_on_close(a->req, NULL, NULL);
-    td_http_abort(a->req);
-    free_answer(a);
-}
-
 static void on_flush(void *user)
 {
     choice *c = user;
-    chat_answer *a = c->a;
 
-    if (a->begun && chat_answer_give_up(a->r, a->req, c->q, a->label, a->broken))
-        cut(a);
-}
-
-/* All choices have ended. */
-static void finish_stream(chat_answer *a)
-{
-    if (a->include_usage) {
-        chunk_head(a);
-        td_buf_str(&a->out, "],\"usage\":");
-        chat_answer_usage(&a->out, &a->sum.usage);
-        td_buf_str(&a->out, ",\"tandem\":");
-        chat_answer_timings(&a->out, &a->sum.times);
-        td_buf_str(&a->out, "}\n\n");
-        send(a);
-    }
-    td_buf_clear(&a->out);
-    td_buf_str(&a->out, "data: [DONE]\n\n");
-    send(a);
-    if (a->broken) {
-        cut(a);
-        return;
-    }
-    td_http_request_on_close(a->req, NULL, NULL);
-    td_http_stream_end(a->req);
-    free_answer(a);
+    http_answer_flush(&c->a->h, c->index);
 }
 
 static void add_choice(td_buf *b, choice *c)
@@ -305,60 +234,54 @@ static void add_choice(td_buf *b, choice *c)
     b->oom = b->oom || c->content.oom || c->reasoning.oom || c->calls.oom;
 }
 
+static void finish_stream(http_answer *h)
+{
+    if (h->include_usage) {
+        chunk_head(h);
+        add_usage(h);
+        td_buf_str(&h->out, "\n\n");
+        http_answer_send(h);
+    }
+    http_answer_end_stream(h);
+}
+
 static void finish_whole(chat_answer *a)
 {
-    const char *model = router_model(a->r);
-    td_buf *b = &a->out;
+    td_buf *b = &a->h.out;
 
-    td_buf_fmt(b, "{\"id\":\"%s\",\"object\":\"chat.completion\",\"created\":%lld,\"model\":\"",
-               a->id, (long long)a->created_s);
-    td_buf_json(b, model, strlen(model));
-    td_buf_str(b, "\",\"choices\":[");
-    for (uint32_t i = 0; i < a->n; i++) {
+    add_head(&a->h, "chat.completion");
+    for (uint32_t i = 0; i < a->h.n; i++) {
         if (i > 0)
             td_buf_byte(b, ',');
         add_choice(b, &a->choices[i]);
     }
-    td_buf_str(b, "],\"usage\":");
-    chat_answer_usage(b, &a->sum.usage);
-    td_buf_str(b, ",\"tandem\":");
-    chat_answer_timings(b, &a->sum.times);
-    td_buf_byte(b, '}');
-    td_http_request_on_close(a->req, NULL, NULL);
-    if (b->oom)
-        td_http_error(a->req, 503, "server_error", "no memory for the answer", NULL, NULL, NULL);
-    else
-        td_http_reply(a->req, 200, "application/json", b->ptr, b->len, NULL);
-    free_answer(a);
+    add_usage(&a->h);
+    http_answer_end_whole(&a->h);
 }
 
 static void on_finish(void *user, const char *reason, const request_usage *u)
 {
     choice *c = user;
-    chat_answer *a = c->a;
+    http_answer *h = &c->a->h;
+    bool last = http_answer_choice_ended(h, c->index, u);
 
-    chat_answer_sum(&a->sum, u, request_times_of(c->q));
-    if (a->stream) {
+    c->reason = reason;
+    if (h->stream) {
         delta_begin(c);
         delta_end(c, reason);
     }
-    c->reason = reason;
-    c->q = NULL;
-    if (++a->n_ended < a->n)
-        return;
-    if (a->stream)
-        finish_stream(a);
-    else
-        finish_whole(a);
+    if (last && h->stream)
+        finish_stream(h);
+    else if (last)
+        finish_whole(c->a);
 }
 
 /* Of one choice, and so of all. */
 static void on_error(void *user, const td_error *err, uint32_t retry_s)
 {
-    chat_answer *a = ((choice *)user)->a;
+    choice *c = user;
 
-    chat_answer_fail(a->req, &a->out, a->begun, err, retry_s);
-    free_answer(a);
+    http_answer_fail(&c->a->h, err, retry_s);
 }
 
 static const answer callbacks = {.on_start = on_start,
@@ -373,41 +296,16 @@ static const answer callbacks = {.on_start = on_start,
 
 void chat_answer_start(router *r, td_http_request *req, generation *g)
 {
-    uint32_t n = g->n, retry_s = 0;
-    chat_answer *a = calloc(1, sizeof *a + n * sizeof *a->choices);
+    chat_answer *a = calloc(1, sizeof *a + g->n * sizeof *a->choices);
     void *users[GENERATION_MAX_CHOICES];
-    request *out[GENERATION_MAX_CHOICES];
-    td_error err = {0};
 
-    if (a != NULL)
-        a->ping = td_timer_create(r->loop, on_ping, a);
-    if (a == NULL || a->ping == NULL) {
-        free(a);
-        generation_free(g);
-        td_fail(&err, TD_NOMEM, "no memory for the request");
-        chat_answer_error(req, &err, 1);
-        return;
-    }
-    a->r = r;
-    a->req = req;
-    a->n = n;
-    a->stream = g->stream;
-    a->include_usage = g->include_usage;
-    a->logprobs = g->logprobs;
-    snprintf(a->label, sizeof a->label, "%s", td_http_request_id(req));
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; a != NULL && i < g->n; i++) {
         a->choices[i].a = a;
         a->choices[i].index = i;
         users[i] = &a->choices[i];
     }
-    if (request_submit_choices(r, g, a->label, &callbacks, users, out, &retry_s, &err) != TD_OK) {
-        chat_answer_error(req, &err, retry_s);
-        free_answer(a);
-        return;
-    }
-    for (uint32_t i = 0; i < n; i++)
-        a->choices[i].q = out[i];
-    snprintf(a->id, sizeof a->id, "chatcmpl-%016llx", (unsigned long long)request_id(out[0]));
-    a->created_s = request_created_s(out[0]);
-    td_http_request_on_close(req, on_close, a);
+    if (a != NULL)
+        a->logprobs = g->logprobs;
+    http_answer_submit(a != NULL ? &a->h : NULL, r, req, g, "chatcmpl-", &callbacks, users,
+                       free_answer);
 }
