@@ -10,15 +10,19 @@
 
 /* Workers are given up quickly, and pages of dead sources soon come back. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define QUICK_ROUTER "--recovery-timeout 3s --lease 12s"
+#define QUICK_LEASE "--lease 12s"
+#define QUICK_ROUTER "--recovery-timeout 3s " QUICK_LEASE
 #else
-#define QUICK_ROUTER "--recovery-timeout 600ms --lease 4s"
+#define QUICK_LEASE "--lease 4s"
+#define QUICK_ROUTER "--recovery-timeout 600ms " QUICK_LEASE
 #endif
 
-/* The same, where another worker is on its way, which a GPU makes a matter of seconds. */
+/* The same, where another worker is on its way: a matter of seconds on a busy machine, and on a
+ * GPU, where what it holds meanwhile has to last as well. */
 static const char *patient_router(void)
 {
-    return cluster_is_cuda() ? "--recovery-timeout 10s --lease 25s" : QUICK_ROUTER;
+    return cluster_is_cuda() ? "--recovery-timeout 20s --lease 25s"
+                             : "--recovery-timeout 20s " QUICK_LEASE;
 }
 
 enum { N_KINDS = 4 };
