@@ -2,9 +2,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
-
-#include "common/log.h"
 
 static struct {
     void (*fn)(void *user, int signo);
@@ -14,20 +11,19 @@ static struct {
 
 static void *signals_main(void *arg)
 {
-    bool asked = false;
     int signo;
 
     (void)arg;
-    while (sigwait(&state.set, &signo) == 0) {
-        if (asked) {
-            td_warn("signal_again", "signo=%d action=exit", signo);
-            _exit(128 + signo);
-        }
-        asked = true;
-        td_info("signal", "signo=%d action=drain", signo);
+    while (sigwait(&state.set, &signo) == 0)
         state.fn(state.user, signo);
-    }
     return NULL;
+}
+
+bool td_signals_hangup_ignored(void)
+{
+    struct sigaction now;
+
+    return sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
 td_status td_signals_start(void (*fn)(void *user, int signo), void *user, td_error *err)
@@ -41,6 +37,8 @@ td_status td_signals_start(void (*fn)(void *user, int signo), void *user, td_err
     sigemptyset(&state.set);
     sigaddset(&state.set, SIGTERM);
     sigaddset(&state.set, SIGINT);
+    if (!td_signals_hangup_ignored())
+        sigaddset(&state.set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &state.set, NULL);
     signal(SIGPIPE, SIG_IGN); /* a peer that goes away is an error code, not a death */
     pthread_attr_init(&attr);

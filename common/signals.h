@@ -1,14 +1,19 @@
-/* signals: SIGTERM and SIGINT as a call on an ordinary thread.
+/* signals: SIGTERM, SIGINT and SIGHUP as calls on an ordinary thread.
  *
- * td_signals_start() first thing in main(), before any thread: it blocks both signals everywhere
- * and waits for them on a thread of its own. The first one calls fn(user, signo), which asks for a
- * drain; the second one ends the process at once with status 128 + signo. */
+ * td_signals_start() first thing in main(), before any thread: it blocks them everywhere and waits
+ * for them on a thread of its own, which calls fn(user, signo) for each, one at a time, until the
+ * process ends. A SIGHUP that was ignored when the process started (nohup) stays ignored. */
 #ifndef TANDEM_COMMON_SIGNALS_H
 #define TANDEM_COMMON_SIGNALS_H
+
+#include <stdbool.h>
 
 #include "common/status.h"
 
 TD_MUST_CHECK td_status td_signals_start(void (*fn)(void *user, int signo), void *user,
                                          td_error *err);
+
+/* Whether whoever started the process wants it to live on when its terminal goes. */
+bool td_signals_hangup_ignored(void);
 
 #endif

@@ -1,5 +1,6 @@
 #include "common/worker_main.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -7,13 +8,52 @@
 #include "common/signals.h"
 #include "common/worker_watch.h"
 
+/* Held while drain() posts, so that it never meets an engine that is being freed. */
+static struct {
+    pthread_mutex_t lock;
+    enum { LOADING, RUNNING, LEAVING } stage;
+    void (*drain)(void *engine);
+    void *engine;
+    int code; /* of the exit, when leaving */
+    bool asked;
+} life = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
 static void on_signal(void *user, int signo)
 {
-    const td_worker_program *p = user;
+    (void)user;
+    pthread_mutex_lock(&life.lock);
+    if (life.stage == LOADING) {
+        td_info("stopped", "signo=%d status=OK what=\"it was still loading\"", signo);
+        _exit(0);
+    }
+    if (life.asked) {
+        int code = life.stage == LEAVING ? life.code : 128 + signo;
 
-    (void)signo;
-    if (!p->drain())
-        _exit(0); /* still loading: nobody waits for anything */
+        td_warn("signal_again", "signo=%d action=exit exit=%d", signo, code);
+        _exit(code);
+    }
+    life.asked = true;
+    td_info("signal", "signo=%d action=%s", signo, life.stage == RUNNING ? "drain" : "none");
+    if (life.stage == RUNNING)
+        life.drain(life.engine);
+    pthread_mutex_unlock(&life.lock);
+}
+
+void td_worker_runs(void (*drain)(void *engine), void *engine)
+{
+    pthread_mutex_lock(&life.lock);
+    life.stage = RUNNING;
+    life.drain = drain;
+    life.engine = engine;
+    pthread_mutex_unlock(&life.lock);
+}
+
+void td_worker_leaves(td_status st)
+{
+    pthread_mutex_lock(&life.lock);
+    life.stage = LEAVING;
+    life.code = td_worker_exit_code(st);
+    pthread_mutex_unlock(&life.lock);
 }
 
 int td_worker_exit_code(td_status st)
@@ -38,7 +78,7 @@ int td_worker_main(const td_worker_program *p, int argc, char **argv)
     td_log_init(p->component, (td_log_level)p->worker->log_level);
     metrics = td_metrics_create(NULL);
     st = metrics == NULL ? td_fail(&err, TD_NOMEM, "no memory for metrics")
-                         : td_signals_start(on_signal, (void *)(uintptr_t)p, &err);
+                         : td_signals_start(on_signal, NULL, &err);
     if (st == TD_OK)
         st = p->serve(metrics, &err);
     if (st == TD_OK)

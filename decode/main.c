@@ -1,5 +1,4 @@
 /* tandem-decode: continuous batching over KV that prefill workers push into this process. */
-#include <stdatomic.h>
 #include <unistd.h>
 
 #include "common/kv_wire.h"
@@ -11,16 +10,11 @@
 #include "decode/engine.h"
 
 static decode_config cfg;
-static _Atomic(engine *) running; /* for the signal thread */
-static bool kv_left;              /* by td_kv_sink_leave() */
+static bool kv_left; /* by td_kv_sink_leave() */
 
-static bool drain(void)
+static void drain(void *e)
 {
-    engine *e = atomic_load(&running);
-
-    if (e != NULL)
-        engine_drain(e);
-    return e != NULL;
+    engine_drain(e);
 }
 
 static td_status open_sink(const td_kv_wire_options *wo, td_model *model, engine *e,
@@ -71,6 +65,8 @@ static td_status serve(td_metrics *metrics, td_error *err)
     if (st == TD_OK)
         st = engine_create(&cfg, model, guides, metrics, &e, err);
     if (st == TD_OK)
+        td_worker_runs(drain, e);
+    if (st == TD_OK)
         st = open_sink(&wo, model, e, &sink, err);
     if (st == TD_OK)
         st = td_metrics_check(metrics, err);
@@ -79,14 +75,13 @@ static td_status serve(td_metrics *metrics, td_error *err)
                              &engine_worker_callbacks, e, metrics, &worker, err);
     if (st == TD_OK) {
         engine_attach(e, worker, sink, watch);
-        atomic_store(&running, e);
         st = engine_run(e, err);
     }
+    td_worker_leaves(st);
     if (st != TD_OK && watch != NULL) /* what closes things must not wait for a device for ever */
         td_watch_leave(watch, TD_LEAVE_MS, td_worker_exit_code(st));
     /* Callbacks first, then what they post to; the sink before the pages that it lets others write.
      */
-    atomic_store(&running, NULL);
     td_worker_stop(worker);
     kv_left = e != NULL && engine_awaits_sources(e);
     if (kv_left)
@@ -111,7 +106,6 @@ int main(int argc, char **argv)
         .config = &cfg,
         .worker = &cfg.worker,
         .serve = serve,
-        .drain = drain,
     };
 
     int code = td_worker_main(&program, argc, argv);

@@ -1,5 +1,4 @@
 /* tandem-prefill: reads prompts and pushes their KV into decode workers while it does. */
-#include <stdatomic.h>
 #include <string.h>
 
 #include "common/kv_wire.h"
@@ -13,15 +12,10 @@
 enum { CPU_CHUNK = 256, GPU_CHUNK = 8192 }; /* what --chunk 0 means */
 
 static prefill_config cfg;
-static _Atomic(prefill_engine *) running; /* for the signal thread */
 
-static bool drain(void)
+static void drain(void *e)
 {
-    prefill_engine *e = atomic_load(&running);
-
-    if (e != NULL)
-        prefill_engine_drain(e);
-    return e != NULL;
+    prefill_engine_drain(e);
 }
 
 /* One source per rank; sources[0..*n) are open also when it fails. */
@@ -75,6 +69,8 @@ static td_status serve(td_metrics *metrics, td_error *err)
     if (st == TD_OK)
         st = prefill_engine_create(&cfg, model, guides, metrics, &e, err);
     if (st == TD_OK)
+        td_worker_runs(drain, e);
+    if (st == TD_OK)
         st = open_sources(&wo, model, sources, &n_sources, err);
     if (st == TD_OK)
         st = td_metrics_check(metrics, err);
@@ -83,13 +79,12 @@ static td_status serve(td_metrics *metrics, td_error *err)
                              &prefill_worker_callbacks, e, metrics, &worker, err);
     if (st == TD_OK) {
         prefill_engine_attach(e, worker, sources, n_sources, watch);
-        atomic_store(&running, e);
         st = prefill_engine_run(e, err);
     }
+    td_worker_leaves(st);
     if (st != TD_OK && watch != NULL) /* what closes things must not wait for a device for ever */
         td_watch_leave(watch, TD_LEAVE_MS, td_worker_exit_code(st));
     /* Sources end their transfers, which read from the model's memory and report to the engine. */
-    atomic_store(&running, NULL);
     for (int32_t i = 0; i < n_sources; i++)
         td_kv_source_close(sources[i]);
     if (e != NULL)
@@ -113,7 +108,6 @@ int main(int argc, char **argv)
         .config = &cfg,
         .worker = &cfg.worker,
         .serve = serve,
-        .drain = drain,
     };
 
     return td_worker_main(&program, argc, argv);

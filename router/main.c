@@ -5,6 +5,7 @@
 
 #include "common/log.h"
 #include "common/metrics.h"
+#include "common/signals.h"
 #include "router/config.h"
 #include "router/http_api.h"
 #include "router/router.h"
@@ -70,6 +71,22 @@ static void on_hangup(void *arg)
     http_api_reload_keys(((program *)arg)->http);
 }
 
+/* Before anything that takes time: a signal that comes while the router is being made waits for the
+ * loop, which then drains. SIGHUP, where there are no keys to read again, is a terminal that goes:
+ * the router ends as on SIGTERM, unless it was told to live on (nohup). */
+static td_status watch_signals(program *p, td_error *err)
+{
+    td_status st = td_loop_on_signal(p->loop, SIGTERM, on_signal, p, err);
+
+    if (st == TD_OK)
+        st = td_loop_on_signal(p->loop, SIGINT, on_signal, p, err);
+    if (st == TD_OK && p->cfg.api_keys[0] != '\0')
+        st = td_loop_on_signal(p->loop, SIGHUP, on_hangup, p, err);
+    else if (st == TD_OK && !td_signals_hangup_ignored())
+        st = td_loop_on_signal(p->loop, SIGHUP, on_signal, p, err);
+    return st;
+}
+
 /* Each client is a descriptor; so is each worker, twice. What the limit does not allow must not be
  * promised: a server that runs out cannot even say so. */
 static void fit_descriptors(router_config *cfg)
@@ -98,6 +115,8 @@ static td_status serve(program *p, td_error *err)
     td_status st = td_loop_create(&p->loop, err);
 
     if (st == TD_OK)
+        st = watch_signals(p, err);
+    if (st == TD_OK)
         st = router_create(p->loop, &p->cfg, p->metrics, &p->router, err);
     if (st == TD_OK)
         st = http_api_create(p->router, &p->http, err);
@@ -110,12 +129,6 @@ static td_status serve(program *p, td_error *err)
         if (p->drain_timer == NULL)
             st = td_fail(err, TD_NOMEM, "no memory for a timer");
     }
-    if (st == TD_OK)
-        st = td_loop_on_signal(p->loop, SIGTERM, on_signal, p, err);
-    if (st == TD_OK)
-        st = td_loop_on_signal(p->loop, SIGINT, on_signal, p, err);
-    if (st == TD_OK && p->cfg.api_keys[0] != '\0') /* otherwise it ends the program, as ever */
-        st = td_loop_on_signal(p->loop, SIGHUP, on_hangup, p, err);
     if (st == TD_OK) {
         td_info("listening", "http_port=%u", http_api_port(p->http));
         st = td_loop_run(p->loop, err);
