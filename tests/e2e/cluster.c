@@ -15,6 +15,10 @@
 
 enum { MAX_ARGS = 96 };
 
+/* A worker is lost when four heartbeats are missed. The default is two seconds, which a busy
+ * machine may well take from a process; tests in which one freezes set their own. */
+#define PATIENT "3s"
+
 void e2e_pause(void)
 {
     nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL);
@@ -199,9 +203,10 @@ static process *start_worker(cluster *c, const char *role, const char *options)
         k += strcmp(c->all[i].program, role) == 0;
     snprintf(name, sizeof name, "%s%zu", role, k);
     p = add(c, role, name);
-    snprintf(p->options, sizeof p->options,
-             "%s --router %s --worker-id %s --admin-listen 127.0.0.1:0 --threads 1 %s %s", c->model,
-             c->workers_url, name, cluster_worker_options(), options);
+    snprintf(
+        p->options, sizeof p->options,
+        "%s --router %s --worker-id %s --admin-listen 127.0.0.1:0 --threads 1 --heartbeat %s %s %s",
+        c->model, c->workers_url, name, PATIENT, cluster_worker_options(), options);
     spawn(p);
     return p;
 }
@@ -252,30 +257,30 @@ uint16_t cluster_port(const cluster *c)
     return c->router->port;
 }
 
-/* Whether a SIGTERM would find somebody at home: a program that has only just been started has not
+/* Whether a signal would find somebody at home: a program that has only just been started has not
  * come to it yet. */
-static bool handles_sigterm(const process *p)
+static bool handles(const process *p, int signo)
 {
     char path[64], line[128];
     unsigned long long mask;
-    bool handles = false;
+    bool found = false;
     FILE *f;
 
     snprintf(path, sizeof path, "/proc/%d/status", (int)p->pid);
     f = fopen(path, "r");
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
         if (sscanf(line, "SigBlk: %llx", &mask) == 1 || sscanf(line, "SigCgt: %llx", &mask) == 1)
-            handles = handles || (mask >> (SIGTERM - 1) & 1);
+            found = found || (mask >> (signo - 1) & 1);
     if (f != NULL)
         fclose(f);
-    return handles;
+    return found;
 }
 
 void process_signal(process *p, int signo)
 {
     assert_true(p->pid > 0);
-    if (signo == SIGTERM)
-        E2E_AWAIT(handles_sigterm(p));
+    if (signo == SIGTERM || signo == SIGINT || signo == SIGHUP)
+        E2E_AWAIT(handles(p, signo));
     assert_int_equal(kill(p->pid, signo), 0);
     p->stopped = signo == SIGSTOP || (p->stopped && signo != SIGCONT);
 }

@@ -1,5 +1,6 @@
 /* Many requests at once: what else is in the batch changes nothing, and more of them than there is
  * room for wait, or are told to come back. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,7 +156,7 @@ static void test_full_server(cluster *c)
     cluster_decode(c, "");
     cluster_ready(c);
     for (size_t i = 0; i < INSIDE; i++)
-        ask_chat(&inside[i], cluster_port(c), &(want){.max_tokens = 4000, .stream = true});
+        ask_chat(&inside[i], cluster_port(c), &(want){.max_tokens = 30000, .stream = true});
     ASKS_UNTIL(inside[0].n_pieces > 0 && inside[1].n_pieces > 0 && inside[2].n_pieces > 0, inside,
                INSIDE);
     ask_whole(&more, cluster_port(c), &(want){.max_tokens = 2});
@@ -175,17 +176,20 @@ static void test_full_server(cluster *c)
 static void test_queue_timeout(cluster *c)
 {
     ask holder, waits;
+    process *d;
 
     cluster_router(c, "--queue-timeout 300ms");
     cluster_prefill(c, "");
-    cluster_decode(c, "--max-reservations 1 --kv-memory 8MiB");
+    d = cluster_decode(c, "--max-reservations 1 --kv-memory 8MiB");
     cluster_ready(c);
     ask_chat(&holder, cluster_port(c), &(want){.max_tokens = 1500, .stream = true});
     ASKS_UNTIL(holder.n_pieces > 0, &holder, 1);
+    process_signal(d, SIGSTOP); /* it must not come to its end meanwhile */
     ask_whole(&waits, cluster_port(c), &(want){.max_tokens = 2});
     check_told_to_wait(&waits);
     assert_true(waits.ended_at - waits.began >= 300 * TD_USEC_PER_MSEC);
     ask_free(&waits);
+    process_signal(d, SIGCONT);
     ask_free(&holder);
     check_empty(c);
     ask_whole(&waits, cluster_port(c), &(want){.max_tokens = 2});

@@ -7,6 +7,12 @@
 #include "tests/e2e/cluster.h"
 
 #define QUICK_ROUTER "--recovery-timeout 600ms --lease 4s"
+/* Far above any step, which is slow under a sanitizer, and for the tests' sake not more. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define STEP_TIMEOUT "--step-timeout 2s"
+#else
+#define STEP_TIMEOUT "--step-timeout 500ms"
+#endif
 
 /* Exit codes; common/worker_watch.h. */
 enum { DEVICE_FAILED = 3, DEVICE_HANGS = 4 };
@@ -51,8 +57,7 @@ static void test_decode_device_fails(cluster *c)
 
 static void test_decode_device_hangs(cluster *c)
 {
-    check_decode_replaced(c, "--fault-step -60 --step-timeout 400ms", DEVICE_HANGS,
-                          "late=\"rank 0 ");
+    check_decode_replaced(c, "--fault-step -60 " STEP_TIMEOUT, DEVICE_HANGS, "late=\"rank 0 ");
 }
 
 /* Nobody to go to: the client is told, whatever broke. says: in the log of what broke. */
@@ -89,7 +94,7 @@ static void test_last_decode_device_fails(cluster *c)
 
 static void test_last_decode_device_hangs(cluster *c)
 {
-    check_last_one(c, "", "--fault-step -20 --step-timeout 400ms", DEVICE_HANGS, "late=\"rank 0 ");
+    check_last_one(c, "", "--fault-step -20 " STEP_TIMEOUT, DEVICE_HANGS, "late=\"rank 0 ");
 }
 
 /* Two ranks; on one GPU, as there may be no more. */
@@ -114,7 +119,7 @@ static void test_one_device_of_two_hangs(cluster *c)
 {
     char options[128];
 
-    two_ranks(options, sizeof options, "--fault-step -1 --step-timeout 400ms");
+    two_ranks(options, sizeof options, "--fault-step -1 " STEP_TIMEOUT);
     check_last_one(c, options, "", DEVICE_HANGS, "late=\"rank ");
 }
 
@@ -125,7 +130,7 @@ static void test_last_prefill_device_fails(cluster *c)
 
 static void test_last_prefill_device_hangs(cluster *c)
 {
-    check_last_one(c, "--fault-step -1 --step-timeout 400ms", "", DEVICE_HANGS, "late=\"rank 0 ");
+    check_last_one(c, "--fault-step -1 " STEP_TIMEOUT, "", DEVICE_HANGS, "late=\"rank 0 ");
 }
 
 /* In the second of many chunks, when the first one's KV is on its way: another worker reads the

@@ -55,7 +55,7 @@ static void test_late_worker(cluster *c)
 
     cluster_simple(c);
     for (size_t i = 0; i < 2; i++)
-        ask_chat(&busy[i], cluster_port(c), &(want){.max_tokens = 3000, .stream = true});
+        ask_chat(&busy[i], cluster_port(c), &(want){.max_tokens = 30000, .stream = true});
     ASKS_UNTIL(busy[0].n_pieces > 0 && busy[1].n_pieces > 0, busy, 2);
     late = cluster_decode(c, "");
     cluster_ready(c);
@@ -111,7 +111,7 @@ static void check_router_back(cluster *c, process *router, int signo)
     process *p = &c->all[1], *d = &c->all[2];
     ask cut;
 
-    ask_chat(&cut, cluster_port(c), &(want){.max_tokens = 3000, .stream = true});
+    ask_chat(&cut, cluster_port(c), &(want){.max_tokens = 30000, .stream = true});
     ASKS_UNTIL(cut.n_pieces > 0, &cut, 1);
     if (signo == SIGTERM) /* idle then: with a stream it would wait for it */
         ask_free(&cut);
@@ -154,7 +154,7 @@ static void test_two_routers(cluster *c)
     ask_assert_same(&a[0], &a[1]);
     asks_free(a, 2);
     /* One goes with its streams; the other's go on. */
-    ask_chat(&a[0], one->port, &(want){.max_tokens = 3000, .stream = true});
+    ask_chat(&a[0], one->port, &(want){.max_tokens = 30000, .stream = true});
     ask_chat(&a[1], two->port, &(want){.max_tokens = 400, .stream = true});
     ASKS_UNTIL(a[0].n_pieces > 0 && a[1].n_pieces > 0, a, 2);
     process_kill(one);
