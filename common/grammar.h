@@ -70,8 +70,7 @@ TD_MUST_CHECK td_status td_token_set_create(const uint8_t *const *pieces, const 
                                             int n, td_token_set **out, td_error *err);
 void td_token_set_free(td_token_set *tokens);
 
-/* The n that it was made with, and the words of a mask: (n + 31) / 32. */
-int td_token_set_size(const td_token_set *tokens);
+/* The words of a mask, (n + 31) / 32 for the n that it was made with. */
 size_t td_token_set_words(const td_token_set *tokens);
 
 /* At the start of g. tokens may be NULL when no mask will be asked for. TD_NOMEM. */

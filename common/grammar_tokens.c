@@ -151,11 +151,6 @@ void td_token_set_free(td_token_set *t)
     free(t);
 }
 
-int td_token_set_size(const td_token_set *t)
-{
-    return t->n;
-}
-
 size_t td_token_set_words(const td_token_set *t)
 {
     return t->words;

@@ -344,9 +344,7 @@ static void adopt(http_conn *c)
     bufferevent_data_cb read_cb, write_cb;
     bufferevent_event_cb event_cb;
     int fd = bufferevent_getfd(c->bev), one = 1, idle = N_KEEPALIVE_IDLE_S, every = 10, times = 3;
-    ev_uint16_t port;
     void *evcon;
-    char *host;
 
     bufferevent_getcb(c->bev, &read_cb, &write_cb, &event_cb, &evcon);
     if (evcon == NULL) { /* evhttp gave up on it right after the accept */
@@ -356,8 +354,6 @@ static void adopt(http_conn *c)
     c->evcon = evcon;
     bufferevent_decref(c->bev); /* from here on the close callback comes before its end */
     evhttp_connection_set_closecb(c->evcon, on_evhttp_close, c);
-    evhttp_connection_get_peer(c->evcon, &host, &port);
-    snprintf(c->peer, sizeof c->peer, strchr(host, ':') ? "[%s]:%u" : "%s:%u", host, port);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* a token is a small packet */
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);

@@ -45,7 +45,6 @@ typedef struct http_conn {
     size_t bytes_in;      /* since the last reply */
     size_t left;          /* HTTP_FLUSHING: bytes not taken at the last look */
     td_http_request *req; /* the one with the program, or NULL */
-    char peer[64];
 } http_conn;
 
 /* A closed connection whose client may still be sending. */
@@ -66,8 +65,6 @@ struct td_http_request {
     char *path;     /* decoded; path and query are one allocation */
     char *query;
     td_slice body;
-    td_usec start;
-    void *data;
     td_http_fn on_close;
     void *on_close_arg;
     char id[132];

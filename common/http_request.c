@@ -231,7 +231,6 @@ void http_on_evhttp_request(struct evhttp_request *ev, void *arg)
     }
     req->conn = c;
     req->ev = ev;
-    req->start = td_now_us();
     c->req = req;
     http_conn_set_phase(c, HTTP_BUSY);
     watch_for_close(c);
@@ -307,29 +306,9 @@ td_slice td_http_request_body(const td_http_request *req)
     return req->body;
 }
 
-const char *td_http_request_peer(const td_http_request *req)
-{
-    return req->conn->peer;
-}
-
 const char *td_http_request_id(const td_http_request *req)
 {
     return req->id;
-}
-
-td_usec td_http_request_start(const td_http_request *req)
-{
-    return req->start;
-}
-
-void td_http_request_set_data(td_http_request *req, void *data)
-{
-    req->data = data;
-}
-
-void *td_http_request_data(const td_http_request *req)
-{
-    return req->data;
 }
 
 void td_http_request_on_close(td_http_request *req, td_http_fn fn, void *arg)

@@ -227,11 +227,6 @@ uint16_t td_http_server_port(const td_http_server *s)
     return s->port;
 }
 
-size_t td_http_server_connections(const td_http_server *s)
-{
-    return HASH_COUNT(s->conns);
-}
-
 void td_http_server_stop(td_http_server *s, td_loop_fn fn, void *arg)
 {
     td_assert(td_loop_here(s->loop) && !s->stopping);

@@ -13,8 +13,8 @@
  *
  * The server itself answers what never becomes a request, in the same JSON error shape, and closes
  * the connection: malformed or ambiguous heads (400), bodies over max_body_bytes or badly chunked
- * (413), encoded ones (415), heads over max_header_bytes (431), methods it does not know (501), connections over
- * max_connections where none is idle (503). */
+ * (413), encoded ones (415), heads over max_header_bytes (431), methods it does not know (501),
+ * connections over max_connections where none is idle (503). */
 #ifndef TANDEM_COMMON_HTTP_SERVER_H
 #define TANDEM_COMMON_HTTP_SERVER_H
 
@@ -64,8 +64,7 @@ typedef struct td_http_options {
 TD_MUST_CHECK td_status td_http_server_create(td_loop *loop, const td_http_options *options,
                                               td_http_server **out, td_error *err);
 
-uint16_t td_http_server_port(const td_http_server *s);      /* the port in use */
-size_t td_http_server_connections(const td_http_server *s); /* open now */
+uint16_t td_http_server_port(const td_http_server *s); /* the port in use */
 
 /* Stop accepting, close idle connections, let requests finish (each reply then says Connection:
  * close), and call on_idle(arg) on the loop, once, when no connection is left: never from within
@@ -87,15 +86,10 @@ const char *td_http_request_query(const td_http_request *req); /* raw, after '?'
 /* A header by name, any case; NULL if absent. Several lines of one name: the first. */
 const char *td_http_request_header(const td_http_request *req, const char *name);
 td_slice td_http_request_body(const td_http_request *req); /* chunked ones decoded; NUL follows */
-const char *td_http_request_peer(const td_http_request *req); /* "10.0.0.7:51234" */
 /* The client's x-request-id where it sent a usable one (1..128 of [A-Za-z0-9._-]), else one made
  * here. Every reply carries it in x-request-id. */
 const char *td_http_request_id(const td_http_request *req);
-td_usec td_http_request_start(const td_http_request *req); /* when it had been read whole */
 
-/* The caller's pointer, for state that belongs to the request. */
-void td_http_request_set_data(td_http_request *req, void *data);
-void *td_http_request_data(const td_http_request *req);
 void td_http_request_on_close(td_http_request *req, td_http_fn fn, void *arg); /* NULL: none */
 
 /* --- Replies --- */

@@ -21,17 +21,6 @@ void td_log_init(const char *component, td_log_level level)
     state.level = level;
 }
 
-bool td_log_parse_level(const char *name, td_log_level *out)
-{
-    for (size_t i = 0; i < sizeof level_names / sizeof *level_names; i++) {
-        if (strcmp(name, level_names[i]) == 0) {
-            *out = (td_log_level)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 bool td_log_enabled(td_log_level level)
 {
     return level <= state.level;
@@ -57,9 +46,9 @@ void td_log_line(td_log_level level, const char *event, const char *fmt, ...)
 
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &utc);
-    head = snprintf(line, 128, "%04d-%02d-%02dT%02d:%02d:%02d.%06ldZ %s %s %s ",
-                    utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min,
-                    utc.tm_sec, now.tv_nsec / 1000, level_names[level], state.component, event);
+    head = snprintf(line, 128, "%04d-%02d-%02dT%02d:%02d:%02d.%06ldZ %s %s %s ", utc.tm_year + 1900,
+                    utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
+                    now.tv_nsec / 1000, level_names[level], state.component, event);
     n = head < 0 ? 0 : head > 127 ? 127 : (size_t)head;
 
     for (int i = 0; i < body; i++) { /* one event stays one line, whatever a client put in it */

@@ -19,13 +19,10 @@ typedef enum td_log_level { TD_LOG_ERROR, TD_LOG_WARN, TD_LOG_INFO, TD_LOG_DEBUG
 /* Call once at start, before threads. component names the process ("router"); it is kept. */
 void td_log_init(const char *component, td_log_level level);
 
-/* "error" | "warn" | "info" | "debug"; false leaves *out alone. */
-bool td_log_parse_level(const char *name, td_log_level *out);
-
 bool td_log_enabled(td_log_level level);
 void td_log_line(td_log_level level, const char *event, const char *fmt, ...) TD_PRINTF(3, 4);
 
-#define td_log_at(level, event, ...)                                                               \
+#define td_log_at(level, event, ...) \
     (td_log_enabled(level) ? td_log_line(level, event, __VA_ARGS__) : (void)0)
 #define td_logerr(event, ...) td_log_at(TD_LOG_ERROR, event, __VA_ARGS__)
 #define td_warn(event, ...) td_log_at(TD_LOG_WARN, event, __VA_ARGS__)

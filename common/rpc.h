@@ -71,9 +71,6 @@ td_status rpc_reply(rpc_call *call, const void *bytes, size_t n);
 /* Give a call up: the peer gets the options' `dropped` bytes. As rpc_reply() in all else. */
 void rpc_call_drop(rpc_call *call);
 
-/* The connection it came by, as on_peer numbers it. */
-uint32_t rpc_call_peer(const rpc_call *call);
-
 /* ---- client ---- */
 
 typedef struct rpc_client rpc_client;

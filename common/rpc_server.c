@@ -216,8 +216,3 @@ void rpc_call_drop(rpc_call *call)
 
     call_finish(call, dropped.ptr, dropped.len);
 }
-
-uint32_t rpc_call_peer(const rpc_call *call)
-{
-    return call->peer;
-}

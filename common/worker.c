@@ -239,15 +239,15 @@ static int32_t link_of_router(td_worker *w, ProtobufCBinaryData router_id)
     return found;
 }
 
-bool td_worker_registered(const td_worker *w)
+/* At least one router said Hello and did not refuse. */
+static bool is_registered(td_worker *w)
 {
-    td_worker *mutable_w = (td_worker *)(uintptr_t)w; /* for its lock alone */
     bool any = false;
 
-    pthread_mutex_lock(&mutable_w->lock);
+    pthread_mutex_lock(&w->lock);
     for (int32_t i = 0; i < w->n_links; i++)
         any = any || w->links[i].registered;
-    pthread_mutex_unlock(&mutable_w->lock);
+    pthread_mutex_unlock(&w->lock);
     return any;
 }
 
@@ -368,7 +368,7 @@ static bool on_ready(void *arg, td_buf *why)
     pthread_mutex_unlock(&w->lock);
     if (failed)
         return false;
-    if (!td_worker_registered(w)) {
+    if (!is_registered(w)) {
         td_buf_str(why, "no router has accepted the registration");
         return false;
     }

@@ -318,8 +318,6 @@ void td_worker_report_now(td_worker *w); /* load changed enough to matter */
 
 const char *td_worker_id(const td_worker *w);
 uint64_t td_worker_incarnation(const td_worker *w);
-bool td_worker_registered(
-    const td_worker *w); /* at least one router said Hello and did not refuse */
 
 /* Stop callbacks, close sockets, join threads. NULL is fine. Not from a callback. */
 void td_worker_stop(td_worker *w);

@@ -324,7 +324,8 @@ static void add_type(ts *t, const cJSON *schema, int indent, int depth)
     }
 }
 
-bool harmony_tool_name_ok(td_slice name)
+/* Whether a name may be declared: 1 to 64 of [a-zA-Z0-9_-]. */
+static bool name_ok(td_slice name)
 {
     if (name.len < 1 || name.len > 64)
         return false;
@@ -371,7 +372,7 @@ td_status harmony_tools_section(const chat *c, bool union_any_of, td_buf *out, t
         const chat_tool *tool = &c->tools[i];
         td_slice name = chat_bare_name(tool->name);
 
-        if (!harmony_tool_name_ok(name)) {
+        if (!name_ok(name)) {
             snprintf(param, sizeof param, "tools[%zu].function.name", i);
             return td_fail_param(err, param,
                                  "a tool name is 1 to 64 of a-z A-Z 0-9 _ -, got '%.*s'",

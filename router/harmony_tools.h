@@ -20,9 +20,6 @@
 TD_MUST_CHECK td_status harmony_tools_section(const chat *c, bool union_any_of, td_buf *out,
                                               td_error *err);
 
-/* Whether a name may be declared: 1 to 64 of [a-zA-Z0-9_-]. */
-bool harmony_tool_name_ok(td_slice name);
-
 /* Append a JSON value on one line without spaces, keys in their order, numbers as serde_json
  * prints them. Strings must be valid UTF-8. */
 void harmony_json_compact(td_buf *out, const cJSON *value);

@@ -64,7 +64,8 @@ td_status openai_check_rules(const cJSON *object, const char *where, const opena
     return TD_OK;
 }
 
-td_status openai_check_foreign(const cJSON *root, td_error *err)
+/* Sampling fields and others of servers that speak the same APIs. */
+static td_status check_foreign(const cJSON *root, td_error *err)
 {
     static const char guided[] =
         "use response_format of /v1/chat/completions, or text.format of /v1/responses";
@@ -146,7 +147,7 @@ td_status openai_check_common(const cJSON *root, td_error *err)
     };
     td_status st = openai_check_rules(root, "", rules, sizeof rules / sizeof *rules, err);
 
-    return st == TD_OK ? openai_check_foreign(root, err) : st;
+    return st == TD_OK ? check_foreign(root, err) : st;
 }
 
 td_status openai_check_chat(const cJSON *root, td_error *err)
@@ -217,7 +218,7 @@ td_status openai_check_responses(const cJSON *root, td_error *err)
     };
     td_status st = openai_check_rules(root, "", rules, sizeof rules / sizeof *rules, err);
 
-    return st == TD_OK ? openai_check_foreign(root, err) : st;
+    return st == TD_OK ? check_foreign(root, err) : st;
 }
 
 td_status openai_check_completion(const cJSON *root, td_error *err)

@@ -39,9 +39,6 @@ typedef struct openai_rule {
 TD_MUST_CHECK td_status openai_check_rules(const cJSON *object, const char *where,
                                            const openai_rule *rules, size_t n, td_error *err);
 
-/* Sampling fields and others of servers that speak the same APIs; part of openai_check_common(). */
-TD_MUST_CHECK td_status openai_check_foreign(const cJSON *root, td_error *err);
-
 /* What /v1/chat/completions and /v1/completions have in common: fields of OpenAI's that have no
  * effect, or belong to /v1/responses, and sampling fields of other servers. */
 TD_MUST_CHECK td_status openai_check_common(const cJSON *root, td_error *err);

@@ -475,8 +475,3 @@ const request_times *request_times_of(const request *q)
 {
     return &q->times;
 }
-
-const request_usage *request_usage_of(const request *q)
-{
-    return &q->usage;
-}

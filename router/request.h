@@ -85,6 +85,5 @@ uint64_t request_id(const request *q); /* unique in this router */
 bool request_final_begun(const request *q);
 int64_t request_created_s(const request *q); /* wall clock, seconds since 1970 */
 const request_times *request_times_of(const request *q);
-const request_usage *request_usage_of(const request *q);
 
 #endif

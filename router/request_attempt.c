@@ -59,7 +59,8 @@ static void wait_in_line(request *q)
     q->waits = true;
 }
 
-void request_wait_for_room(request *q, td_status why, const td_error *err)
+/* A worker was fuller than its last report: wait for the next one, in line. */
+static void wait_for_room(request *q, td_status why, const td_error *err)
 {
     td_usec now = td_now_us();
     td_error full = *err;
@@ -213,7 +214,7 @@ static void on_reserved(void *arg, td_status st, bool answered, const Tandem__Wo
         q->phase = RQ_PREFILL;
         request_advance(q);
     } else if (st == TD_BUSY) {
-        request_wait_for_room(q, st, &e);
+        wait_for_room(q, st, &e);
     } else {
         e.code = request_blame(st);
         request_fail(q, &e, true, false);
@@ -265,7 +266,7 @@ static void on_prefill_answered(void *arg, td_status st, bool answered,
         q->prefill_sent = false;
     e.code = request_blame(st);
     if (st == TD_BUSY)
-        request_wait_for_room(q, st, &e);
+        wait_for_room(q, st, &e);
     else
         request_fail(q, &e, false, true);
 }

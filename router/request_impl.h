@@ -123,8 +123,6 @@ td_status request_step_reserve(request *q, td_error *err);
 td_status request_step_prefill(request *q, td_error *err);
 void request_release(request *q); /* give back what the attempt holds on workers */
 void request_stop_waiting(request *q);
-/* A worker was fuller than its last report: wait for the next one, in line. */
-void request_wait_for_room(request *q, td_status why, const td_error *err);
 
 /* What has become of a request after some of its output. */
 typedef enum output_state {

@@ -246,7 +246,8 @@ const char *router_model(const router *r)
     return m->known ? m->name : "";
 }
 
-void router_date(const router *r, char out[16])
+/* The date for system messages: --date, or today in UTC. */
+static void date_of(const router *r, char out[16])
 {
     time_t now = time(NULL);
     struct tm utc;
@@ -263,7 +264,7 @@ openai_defaults router_defaults(const router *r, char date[16])
 {
     const router_config *cfg = r->cfg;
 
-    router_date(r, date);
+    date_of(r, date);
     return (openai_defaults){
         .date = date,
         .allow_ignore_eos = cfg->allow_ignore_eos,

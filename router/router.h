@@ -71,9 +71,6 @@ bool router_ready(const router *r, const char **why);
 /* Model name as the workers report it; "" before the first has. */
 const char *router_model(const router *r);
 
-/* The date for system messages: --date, or today in UTC. */
-void router_date(const router *r, char out[16]);
-
 /* What a body is read with; date stays the caller's. */
 openai_defaults router_defaults(const router *r, char date[16]);
 

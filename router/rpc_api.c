@@ -349,11 +349,6 @@ td_status rpc_api_create(router *r, rpc_api **out, td_error *err)
     return TD_OK;
 }
 
-const char *rpc_api_url(const rpc_api *a)
-{
-    return rpc_server_url(a->server);
-}
-
 void rpc_api_free(rpc_api *a)
 {
     if (a == NULL)

@@ -16,7 +16,6 @@ typedef struct rpc_api rpc_api;
 
 /* Listen on the router's --rpc-listen. TD_INVALID, TD_IO, TD_NOMEM. */
 TD_MUST_CHECK td_status rpc_api_create(router *r, rpc_api **out, td_error *err);
-const char *rpc_api_url(const rpc_api *a);
 
 /* Cancels what is still running. Before the router is freed; NULL is fine. */
 void rpc_api_free(rpc_api *a);

@@ -17,9 +17,6 @@ struct td_dev {
     td_stream stream; /* steps run when called, so there is nothing in it */
 };
 
-/* The fastest set that this CPU has; TANDEM_CPU_ISA=generic|avx2|avx512 asks for a lesser one. */
-const td_cpu_hot *cpu_hot_pick(void);
-
 /* pack.c: weights into panels. cpu_matrix_panel() is panel i (columns 32 i ..) of expert e. */
 td_status cpu_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *blocks,
                    int32_t n_blocks, int32_t cols, td_matrix *out, td_error *err);

@@ -16,7 +16,8 @@
 #define MAP_FROM ((size_t)1 << 20)
 #endif
 
-const td_cpu_hot *cpu_hot_pick(void)
+/* The fastest set that this CPU has; TANDEM_CPU_ISA=generic|avx2|avx512 asks for a lesser one. */
+static const td_cpu_hot *pick_hot(void)
 {
     const char *wish = getenv("TANDEM_CPU_ISA");
     const td_cpu_hot *best = &td_cpu_hot_generic;
@@ -55,7 +56,7 @@ static td_status dev_open(const td_dev_options *opt, td_dev **out, td_error *err
     dev = calloc(1, sizeof *dev);
     if (dev == NULL)
         return td_fail(err, TD_NOMEM, "cpu device %d: no memory", opt->index);
-    dev->hot = cpu_hot_pick();
+    dev->hot = pick_hot();
     dev->n_threads = opt->threads;
     dev->stream.dev = dev;
     st = cpu_pool_create(opt->threads, &dev->pool, err);

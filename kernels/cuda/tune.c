@@ -6,11 +6,6 @@ int32_t td_tile_rows(td_tile_size t)
     return t == TD_TILE_16X32 ? 16 : t == TD_TILE_64X64 ? 64 : 128;
 }
 
-int32_t td_tile_cols(td_tile_size t)
-{
-    return t == TD_TILE_16X32 ? 32 : t == TD_TILE_64X64 ? 64 : 128;
-}
-
 static int64_t tiles(int64_t n, int64_t size)
 {
     return (n + size - 1) / size;

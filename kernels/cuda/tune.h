@@ -14,7 +14,6 @@ extern "C" {
 typedef enum td_tile_size { TD_TILE_16X32, TD_TILE_64X64, TD_TILE_128X128 } td_tile_size;
 
 int32_t td_tile_rows(td_tile_size t);
-int32_t td_tile_cols(td_tile_size t);
 
 /* [M, K] x [N, K]^T */
 td_tile_size td_tune_gemm(int32_t M, int32_t N);
