@@ -34,6 +34,15 @@ def rows(path):
     return {" ".join(x[:at]): float(x[at]) for x in lines[1:] if len(x) > at}, lines[0][at]
 
 
+def last_line(path):
+    try:
+        with open(path, errors="replace") as f:
+            text = f.read().strip().rpartition("\n")[2]
+    except OSError:
+        return ""
+    return f": {text[:200]}" if text else ""
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=3)
@@ -64,7 +73,7 @@ def main():
                         how = str(e)
             if how:
                 failed = True
-                print(f"{name}: {how}", flush=True)
+                print(f"{name}: {how}{last_line(os.path.join(out, name + '.txt'))}", flush=True)
                 continue
             got, unit = rows(path)
             for key, t in got.items():
