@@ -207,3 +207,12 @@ bool td_utf8_valid(const void *bytes, size_t n, size_t *bad)
     }
     return true;
 }
+
+bool td_is_word(const char *text, size_t most)
+{
+    size_t n = 0;
+
+    while (text[n] > ' ' && text[n] < 0x7f)
+        n++;
+    return text[n] == '\0' && n >= 1 && n <= most;
+}

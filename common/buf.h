@@ -57,4 +57,8 @@ int td_utf8_next(const unsigned char *bytes, size_t n);
 /* Whether all n bytes are valid UTF-8; *bad is the offset of the first that is not. */
 bool td_utf8_valid(const void *bytes, size_t n, size_t *bad);
 
+/* Whether text is one word of 1 to most printable ASCII characters: fit to be a name in messages
+ * and logs. */
+bool td_is_word(const char *text, size_t most);
+
 #endif

@@ -92,7 +92,7 @@ static const char *nearest(const parser *p, const char *name, size_t len)
         const char *option = i < p->n ? p->table[i].name : fixed[i - p->n];
         size_t d = edit_distance(name, len, option, strlen(option));
 
-        if (d < least) {
+        if (d > 0 && d < least) { /* 0: an option, but not here */
             least = d;
             best = option;
         }

@@ -389,6 +389,41 @@ static void advertised_url(const char *bound, const char *host, char *out, size_
     snprintf(out, cap, "%s", bound);
 }
 
+/* What others know this worker by. */
+static td_status take_names(td_worker *w, const td_worker_options *opt, const char *role,
+                            td_error *err)
+{
+    char host[64] = "localhost";
+    const char *colon;
+
+    gethostname(host, sizeof host - 1);
+    if (opt->advertise[0] == '\0') {
+        advertised_url(rpc_server_url(w->server), host, w->url, sizeof w->url);
+    } else {
+        colon = strrchr(opt->advertise, ':');
+        if (!td_is_word(opt->advertise, sizeof w->url - 1) ||
+            (strncmp(opt->advertise, "tcp://", 6) == 0
+                 ? colon == opt->advertise + 3 || atoi(colon + 1) < 1 || atoi(colon + 1) > 65535
+                 : strncmp(opt->advertise, "ipc://", 6) != 0))
+            return td_fail(err, TD_INVALID,
+                           "--advertise: '%.100s' is not a URL for others to dial, such as "
+                           "tcp://10.0.0.7:7100",
+                           opt->advertise);
+        snprintf(w->url, sizeof w->url, "%s", opt->advertise);
+    }
+    if (opt->worker_id[0] == '\0') {
+        snprintf(w->id, sizeof w->id, "%s-%s-%s", role, host, strrchr(w->url, ':') + 1);
+        return TD_OK;
+    }
+    if (!td_is_word(opt->worker_id, sizeof w->id - 1))
+        return td_fail(err, TD_INVALID,
+                       "--worker-id: '%.100s' is not one word of at most %zu printable ASCII "
+                       "characters",
+                       opt->worker_id, sizeof w->id - 1);
+    snprintf(w->id, sizeof w->id, "%s", opt->worker_id);
+    return TD_OK;
+}
+
 /* All links are set up before the first is dialled, since its callbacks look at all of them. */
 static td_status start_links(td_worker *w, const td_worker_options *opt, td_error *err)
 {
@@ -423,7 +458,6 @@ td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
     rpc_server_options so = {.url = opt->listen, .on_request = on_request, .user = w};
     const char *role_name = role == TANDEM__ROLE__ROLE_DECODE ? "decode" : "prefill";
     pthread_condattr_t attr;
-    char host[64] = "localhost";
     td_status st;
 
     if (w == NULL)
@@ -443,23 +477,15 @@ td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
     w->state = TANDEM__WORKER_STATE__STATE_READY;
     if (getrandom(&w->incarnation, sizeof w->incarnation, 0) != sizeof w->incarnation)
         w->incarnation = (uint64_t)td_wall_us();
-    gethostname(host, sizeof host - 1);
 
     st = rpc_server_open(&so, &w->server, err);
     if (st != TD_OK) {
         td_wrap(err, "--listen");
         goto fail;
     }
-    if (opt->advertise[0] != '\0')
-        snprintf(w->url, sizeof w->url, "%s", opt->advertise);
-    else
-        advertised_url(rpc_server_url(w->server), host, w->url, sizeof w->url);
-    if (opt->worker_id[0] != '\0')
-        snprintf(w->id, sizeof w->id, "%s", opt->worker_id);
-    else
-        snprintf(w->id, sizeof w->id, "%s-%s-%s", role_name, host, strrchr(w->url, ':') + 1);
-
-    st = start_links(w, opt, err);
+    st = take_names(w, opt, role_name, err);
+    if (st == TD_OK)
+        st = start_links(w, opt, err);
     if (st != TD_OK)
         goto fail;
     if (opt->admin_listen[0] != '\0') {

@@ -2,6 +2,7 @@
  */
 #include "common/worker.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,9 +191,11 @@ static td_status open_checkpoint(const td_worker_options *opt, const td_model_co
 
     if (opt->random_weights[0] == '\0')
         return td_checkpoint_open(opt->model, cfg, out, err);
+    errno = 0;
     seed = strtoull(opt->random_weights, &end, 10);
-    if (*end != '\0' || opt->random_weights[0] == '-')
-        return td_fail_param(err, "--random-weights", "\"%s\" is not a seed: give a whole number",
+    if (*end != '\0' || errno != 0 || strchr("0123456789", opt->random_weights[0]) == NULL)
+        return td_fail_param(err, "--random-weights",
+                             "\"%.100s\" is not a seed: give a whole number below 2^64",
                              opt->random_weights);
     return td_checkpoint_random(cfg, seed, out, err);
 }
@@ -228,6 +231,25 @@ static void log_loaded(const td_model *m, const td_worker_options *opt, const td
                 (unsigned long long)(has.kv >> 20), g->n_pages, g->n_rings,
                 (unsigned long long)(left >> 20));
     }
+}
+
+/* A flag that is at fault says all. */
+static td_status say_what_loads(const td_worker_options *opt, td_error *err)
+{
+    return err->param[0] != '\0' ? err->code : td_wrap(err, "loading %s", td_path_tail(opt->model));
+}
+
+static td_status check_name(const td_worker_options *opt, td_error *err)
+{
+    const char *name = opt->model_name;
+    size_t n = strlen(name), bad;
+
+    if (n >= sizeof((td_model_identity *)0)->name || !td_utf8_valid(name, n, &bad) ||
+        strpbrk(name, "\n\r\t\"") != NULL)
+        return td_fail_param(err, "--model-name",
+                             "'%.100s' is not a text of up to %zu bytes without quotes and breaks",
+                             name, sizeof((td_model_identity *)0)->name - 1);
+    return TD_OK;
 }
 
 /* The backend, its devices and what of them is ours. */
@@ -267,14 +289,16 @@ td_status td_worker_load_model(const td_worker_options *opt, const td_worker_nee
                            .head_rows = needs->role == TANDEM__ROLE__ROLE_PREFILL ? 1 : 0,
                            .no_graphs = !opt->graphs,
                            .comm_timeout_ms = (uint32_t)opt->comm_timeout_ms};
-    td_status st = td_model_config_read(opt->model, &cfg, err);
+    td_status st = check_name(opt, err);
 
+    if (st == TD_OK)
+        st = td_model_config_read(opt->model, &cfg, err);
     if (st == TD_OK)
         st = choose(opt, needs, &cfg, devices, &mo, err);
     if (st == TD_OK)
         st = open_checkpoint(opt, &cfg, &ckpt, err);
     if (st != TD_OK)
-        return td_wrap(err, "loading %s", td_path_tail(opt->model));
+        return say_what_loads(opt, err);
     t1 = td_now_us();
     st = td_model_open(ckpt, &cfg, &mo, model, err);
     if (st == TD_OK) {
@@ -305,7 +329,7 @@ td_status td_worker_load_model(const td_worker_options *opt, const td_worker_nee
                 td_kv_dtype_words[mo.kv_dtype], (long long)(t1 - t0) / 1000,
                 (long long)(t2 - t1) / 1000, (long long)(td_now_us() - t2) / 1000);
     } else {
-        td_wrap(err, "loading %s", td_path_tail(opt->model));
+        say_what_loads(opt, err);
         *model = NULL;
     }
     td_checkpoint_close(ckpt);

@@ -1,9 +1,13 @@
 #include "router/config.h"
 
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
 
 #include "router/generation.h"
 #include "router/openai.h"
+#include "router/registry.h"
 
 static const char *const log_level_words[] = {"error", "warn", "info", "debug", NULL};
 
@@ -95,3 +99,34 @@ const td_option router_options[] = {
      "How much is logged.", log_level_words},
 };
 const size_t router_n_options = sizeof router_options / sizeof *router_options;
+
+/* YYYY-MM-DD, and a day that the calendar has. */
+static bool is_day(const char *text)
+{
+    struct tm day = {0};
+    int year = 0, month = 0, of_month = 0;
+
+    if (strlen(text) != 10 || strspn(text, "0123456789") != 4 || text[4] != '-' ||
+        strspn(text + 5, "0123456789") != 2 || text[7] != '-' ||
+        strspn(text + 8, "0123456789") != 2 ||
+        sscanf(text, "%4d-%2d-%2d", &year, &month, &of_month) != 3)
+        return false;
+    day.tm_year = year - 1900;
+    day.tm_mon = month - 1;
+    day.tm_mday = of_month;
+    timegm(&day); /* puts right what is over */
+    return day.tm_mon == month - 1 && day.tm_mday == of_month;
+}
+
+td_status router_config_check(const router_config *cfg, td_error *err)
+{
+    if (cfg->date[0] != '\0' && !is_day(cfg->date)) /* it stands in every prompt */
+        return td_fail(err, TD_INVALID, "--date: '%.40s' is not a day, such as 2025-06-28",
+                       cfg->date);
+    if (cfg->router_id[0] != '\0' && !td_is_word(cfg->router_id, REGISTRY_ID_BYTES - 1))
+        return td_fail(err, TD_INVALID,
+                       "--router-id: '%.100s' is not one word of at most %d printable ASCII "
+                       "characters",
+                       cfg->router_id, REGISTRY_ID_BYTES - 1);
+    return TD_OK;
+}

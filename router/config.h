@@ -3,6 +3,7 @@
 #define TANDEM_ROUTER_CONFIG_H
 
 #include "common/config.h"
+#include "common/status.h"
 
 typedef struct router_config {
     char *model;          /* folder with tokenizer.json (and config.json) */
@@ -35,5 +36,8 @@ typedef struct router_config {
 
 extern const td_option router_options[];
 extern const size_t router_n_options;
+
+/* What types do not say: --date is a day, --router-id a word. TD_INVALID names the flag. */
+TD_MUST_CHECK td_status router_config_check(const router_config *cfg, td_error *err);
 
 #endif

@@ -167,7 +167,9 @@ td_status router_create(td_loop *loop, const router_config *cfg, td_metrics *met
     admission_init(&r->admission, cfg->max_requests, cfg->max_tokens_inside);
     make_metrics(r);
     make_id(cfg, id, sizeof id);
-    st = tokenizer_open(cfg->model, &r->tokenizer, err);
+    st = router_config_check(cfg, err);
+    if (st == TD_OK)
+        st = tokenizer_open(cfg->model, &r->tokenizer, err);
     if (st == TD_OK)
         st = harmony_open(r->tokenizer, NULL, &r->harmony, err);
     if (st == TD_OK)

@@ -250,8 +250,11 @@ td_status workers_create(td_loop *loop, const char *listen, const char *router_i
         if (w->watch == NULL || w->timer == NULL)
             st = td_fail(err, TD_NOMEM, "workers: no memory for loop events");
     }
-    if (st == TD_OK)
+    if (st == TD_OK) {
         st = rpc_pull_open(&po, &w->pull, err);
+        if (st != TD_OK)
+            td_wrap(err, "--workers-listen");
+    }
     if (st != TD_OK) {
         workers_free(w);
         return st;

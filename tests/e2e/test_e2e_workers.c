@@ -242,7 +242,12 @@ static void test_bad_settings(cluster *c)
     check_exit(c, "--expert-format fp8", 2, "cuda");
     check_exit(c, "--devices 0", 2, "--devices");
     check_exit(c, "--random-weights seven", 2, "seven");
+    check_exit(c, "--random-weights 18446744073709551616", 2, "2^64");
     check_exit(c, "--model models/none", 1, "models/none");
+    check_exit(c, "--model-name a\"b", 2, "--model-name");
+    check_exit(c, "--worker-id \xc3\xa9", 2, "--worker-id");
+    check_exit(c, "--advertise here", 2, "--advertise");
+    check_exit(c, "--advertise tcp://10.0.0.7:0", 2, "--advertise");
     check_exit(c, "--listen tcp://127.0.0.1:1x", 2, "--listen");
     check_exit(c, "--router nowhere", 2, "--router");
     check_exit(c, "--admin-listen 127.0.0.1:99999", 2, "--admin-listen");

@@ -249,6 +249,7 @@ static void test_config_file_errors_name_file_key_and_line(void **state)
     static const struct {
         const char *text, *want;
     } cases[] = {
+        {"{\"help\": true}", "help: no such option; --help lists all"},
         {"{\"max_batch\": 3}", "max_batch: no such option; did you mean max-batch?"},
         {"{\"max-batch\": 0}", "max-batch: \"0\" is not a whole number from 1 to 1024"},
         {"{\"max-batch\": 1.5}", "\"1.5\" is not"},
