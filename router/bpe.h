@@ -1,9 +1,8 @@
 /* bpe: merges the bytes of one piece into tokens.
  *
  * The rule: of all neighbouring tokens that may merge, the pair of the lowest rank does, the
- * leftmost one among equals, until none may. Pieces of ordinary words take a scan over a small
- * array; a long piece, which can be a whole request body, takes a queue whose cost stays near
- * linear. Neither recurses. */
+ * leftmost one among equals, until none may. A piece can be a whole request body; the cost is
+ * linear in its length, and nothing recurses. */
 #ifndef TANDEM_ROUTER_BPE_H
 #define TANDEM_ROUTER_BPE_H
 
@@ -12,16 +11,13 @@
 
 #include "common/buf.h"
 #include "common/status.h"
-#include "router/merges.h"
 #include "common/vocab.h"
-
-enum {
-    BPE_SHORT = 96, /* bytes; longer pieces use the queue. Where both cost about the same. */
-};
+#include "router/merges.h"
 
 /* Working memory for long pieces, kept from one to the next; one thread's. Zero to start empty. */
 typedef struct bpe_scratch {
-    struct bpe_queue *queue;
+    uint64_t *bits;
+    size_t n_words;
 } bpe_scratch;
 
 void bpe_scratch_fini(bpe_scratch *s);

@@ -3,8 +3,8 @@
  * cache of words: the lookup of a whole piece is one, and it needs no lock.
  *
  * Merging a token's own bytes does not always give that token. Where the vocabulary does not say
- * that whole pieces come first, direct[] remembers for which tokens it does, so that the lookup can
- * still be used for them. */
+ * that whole pieces come first, the lookup is used for tokens for which it does: those with a
+ * rank. */
 #include "router/tokenizer.h"
 
 #include <stdio.h>
@@ -21,7 +21,6 @@
 struct tokenizer {
     vocab v;
     merges m;
-    uint8_t *direct; /* a bit a token; NULL: all */
 };
 
 static td_status find_file(const char *path, td_buf *file, td_error *err)
@@ -41,28 +40,6 @@ static bool ends_with(const td_buf *b, const char *suffix)
     return b->len >= n && memcmp(b->ptr + b->len - n, suffix, n) == 0;
 }
 
-static td_status fill_direct(tokenizer *t, td_error *err)
-{
-    bpe_scratch scratch = {0};
-    td_tokens ids = {0};
-    td_status st = TD_OK;
-
-    t->direct = calloc((size_t)t->v.n_ordinary / 8 + 1, 1);
-    if (t->direct == NULL)
-        return td_fail(err, TD_NOMEM, "no memory for %d tokens", t->v.n_ordinary);
-    for (int32_t id = 0; st == TD_OK && id < t->v.n_ordinary; id++) {
-        td_slice p = vocab_bytes(&t->v, id);
-
-        ids.len = 0;
-        st = bpe_merge(&t->v, &t->m, &scratch, (const unsigned char *)p.ptr, p.len, &ids, err);
-        if (st == TD_OK && ids.len == 1)
-            t->direct[id / 8] |= (uint8_t)(1u << id % 8);
-    }
-    bpe_scratch_fini(&scratch);
-    td_tokens_free(&ids);
-    return st;
-}
-
 static td_status load(tokenizer *t, const td_buf *file, td_error *err)
 {
     td_buf text = {0};
@@ -79,8 +56,6 @@ static td_status load(tokenizer *t, const td_buf *file, td_error *err)
     td_buf_free(&text); /* before the tables are built: it is the largest thing here */
     if (st == TD_OK)
         st = merges_fill(&t->m, &t->v, err);
-    if (st == TD_OK && !t->m.whole_piece_first)
-        st = fill_direct(t, err);
     free(t->v.merges);
     t->v.merges = NULL;
     return st == TD_OK ? TD_OK : td_wrap(err, "%s", td_path_tail(file->ptr));
@@ -111,7 +86,6 @@ void tokenizer_close(tokenizer *t)
         return;
     vocab_fini(&t->v);
     merges_fini(&t->m);
-    free(t->direct);
     free(t);
 }
 
@@ -166,7 +140,7 @@ static void make_valid(const unsigned char *s, size_t n, td_buf *out)
 
 static inline bool is_direct(const tokenizer *t, int32_t id)
 {
-    return t->direct == NULL || (t->direct[id / 8] >> id % 8 & 1) != 0;
+    return t->m.whole_piece_first || t->m.tokens[id].rank != MERGE_NONE;
 }
 
 static td_status encode_valid(const tokenizer *t, bpe_scratch *scratch, const char *text, size_t n,

@@ -7,7 +7,7 @@
  * Ordinary text never yields a special token: control tokens enter a prompt as ids only, which is
  * what keeps a caller's text from forging a role. A tokenizer is immutable once open; every
  * function here may be called from any thread at once. Encoding is linear in time, does not
- * recurse, and needs at most about 32 bytes of scratch for each byte of the longest piece. */
+ * recurse, and needs a bit of scratch for each byte of the longest piece. */
 #ifndef TANDEM_ROUTER_TOKENIZER_H
 #define TANDEM_ROUTER_TOKENIZER_H
 

@@ -79,6 +79,30 @@ static void shuffle(void *items, int n, size_t size, uint32_t *seed)
     }
 }
 
+/* Whether the merges so far leave these two side by side, as those of a pair that training takes.
+ */
+static bool are_left(const toy_vocab *v, const int side[2], const char *joined)
+{
+    int ids[2 * TOY_PIECE], n = (int)strlen(joined);
+
+    for (int i = 0; i < n; i++)
+        ids[i] = (unsigned char)joined[i];
+    for (int m = 0; m < v->n_merges; m++) {
+        char one[2], other[2], whole[2 * TOY_PIECE];
+
+        snprintf(whole, sizeof whole, "%s%s", toy_piece(v, v->merge[m][0], one),
+                 toy_piece(v, v->merge[m][1], other));
+        for (int i = 0; i + 1 < n; i++) {
+            if (ids[i] != v->merge[m][0] || ids[i + 1] != v->merge[m][1])
+                continue;
+            ids[i] = find(v, whole, strlen(whole));
+            memmove(&ids[i + 1], &ids[i + 2], (size_t)(n - i - 2) * sizeof *ids);
+            n--;
+        }
+    }
+    return n == 2 && ids[0] == side[0] && ids[1] == side[1];
+}
+
 void toy_random(toy_vocab *v, uint32_t seed, toy_ids ids, toy_list list)
 {
     int place[TOY_MAX];                    /* the token made i-th has id 256 + place[i] */
@@ -101,7 +125,8 @@ void toy_random(toy_vocab *v, uint32_t seed, toy_ids ids, toy_list list)
         }
         snprintf(joined, sizeof joined, "%s%s", toy_piece(v, side[0], one),
                  toy_piece(v, side[1], other));
-        if (strlen(joined) >= 12 || find(v, joined, strlen(joined)) >= 0)
+        if (strlen(joined) >= 12 || find(v, joined, strlen(joined)) >= 0 ||
+            (ids == TOY_MADE && !are_left(v, side, joined)))
             continue;
         strcpy(v->piece[place[made]], joined);
         memcpy(v->merge[v->n_merges++], side, sizeof side);

@@ -26,7 +26,7 @@ typedef struct toy_vocab {
 void toy_hello(toy_vocab *v);
 
 typedef enum toy_ids {
-    TOY_MADE,     /* as tokens are made: parts before wholes, as training gives */
+    TOY_MADE,     /* as tokens are made, of what merging leaves side by side: as training gives */
     TOY_SHUFFLED, /* in random order */
     TOY_INVERTED, /* wholes before their parts */
 } toy_ids;
