@@ -46,7 +46,8 @@ TD_MUST_CHECK td_status gateway_generate(gateway *g, td_slice chat_json, const c
 TD_MUST_CHECK td_status gateway_complete(gateway *g, td_slice completion_json,
                                          const char *request_id, uint64_t *stream, td_error *err);
 
-/* Stop an answer; its last event is GATEWAY_FAILED with TD_CANCELED. */
+/* Stop an answer; its last event is GATEWAY_FAILED with TD_CANCELED. TD_DEADLINE, TD_UNAVAILABLE:
+ * the router does not answer. */
 TD_MUST_CHECK td_status gateway_cancel(gateway *g, uint64_t stream, td_error *err);
 
 typedef enum gateway_kind {
@@ -82,7 +83,8 @@ typedef struct gateway_event {
     uint32_t prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens;
     uint64_t ttft_us, e2e_us, prefill_queue_us, prefill_us, kv_tail_us, kv_bytes;
     uint32_t kv_puts, retries;
-    td_slice kv_transport;
+    td_slice
+        kv_transport; /* empty, and kv_* are 0: the answer was over before they were reported */
 } gateway_event;
 
 /* The next event of any answer. TD_DEADLINE: none by then. Any other failure: the router is lost

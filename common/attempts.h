@@ -14,7 +14,7 @@
 enum { TD_MAX_STOPS = 16, TD_MAX_BANNED = 64, TD_MAX_BIAS = 1024, TD_RECENT_ATTEMPTS = 1024 };
 
 /* Sampling and stops of one request, with their own memory. sampling's lists point into it, so it
- * is filled in place and not copied. */
+ * is filled in place and not copied. One thread at a time. */
 typedef struct td_generation {
     td_sampling sampling; /* index is the caller's to set */
     td_id_range banned[TD_MAX_BANNED];
@@ -39,7 +39,7 @@ void td_generation_free(td_generation *g); /* what it points to */
 bool td_sampling_penalizes(const Tandem__Sampling *s);
 
 /* One more token of the answer, by which penalties count and a guide goes on; without either
- * nothing is kept. */
+ * nothing is kept. TD_INVALID: the guide does not allow it; TD_NOMEM. */
 void td_generation_count(td_generation *g, int32_t token);
 TD_MUST_CHECK td_status td_generation_guide(td_generation *g, int32_t token, td_error *err);
 
@@ -56,6 +56,7 @@ TD_MUST_CHECK td_status td_generation_open_guide(td_guides *guides, const Tandem
 /* A step's log-probabilities as a message, whose lists point into *l. */
 void td_logprobs_wire(const td_logprobs *l, Tandem__TokenLogprobs *out);
 
+/* Whether token is one of the stops. */
 bool td_generation_stops(const td_generation *g, int32_t token);
 
 /* The attempts that ended last, oldest forgotten first. Calls of one router may be handled in

@@ -53,12 +53,14 @@ typedef enum td_weight {
 
 typedef struct td_checkpoint td_checkpoint;
 
-/* Open dir for the model that cfg describes. *out is the caller's, to td_checkpoint_close(). */
+/* Open dir for the model that cfg describes. *out is the caller's, to td_checkpoint_close().
+ * TD_NOTFOUND: a file that is not there; TD_IO: it cannot be read; TD_INVALID, as above; TD_NOMEM.
+ */
 TD_MUST_CHECK td_status td_checkpoint_open(const char *dir, const td_model_config *cfg,
                                            td_checkpoint **out, td_error *err);
 
 /* The same interface over random weights of cfg's shapes, a pure function of seed, with magnitudes
- * that keep activations of a deep model finite. Tensors are made at their first use. */
+ * that keep activations of a deep model finite. Tensors are made at their first use. TD_NOMEM. */
 TD_MUST_CHECK td_status td_checkpoint_random(const td_model_config *cfg, uint64_t seed,
                                              td_checkpoint **out, td_error *err);
 

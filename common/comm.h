@@ -38,7 +38,8 @@ struct td_comm { /* the head of every implementation's struct */
 };
 
 /* Collectives for o->n ranks of a backend: its own (td_ops.comm_open), or those of threads below.
- * *out is the caller's, to td_comm_close(). */
+ * *out is the caller's, to td_comm_close(). TD_INVALID, TD_NOMEM, TD_DEVICE, as the backend says.
+ */
 TD_MUST_CHECK td_status td_comm_open(const td_ops *ops, const td_comm_options *o, td_comm **out,
                                      td_error *err);
 
@@ -113,7 +114,7 @@ TD_MUST_CHECK static inline td_status td_gather_check(int32_t rank, const td_gat
 }
 
 /* Ranks are threads of this process and can read each other's memory: for backends without
- * td_ops.comm_open. */
+ * td_ops.comm_open. TD_NOMEM. */
 TD_MUST_CHECK td_status td_comm_threads_open(const td_ops *ops, int32_t n, td_comm **out,
                                              td_error *err);
 

@@ -1,11 +1,10 @@
 /* grammar: which byte strings a part of an answer may be, and which tokens may come next in one.
  *
- * A grammar is made from a JSON Schema (README, "Schemas", lists the keywords), from
- * plain strings, or from other grammars. A matcher is a place in it: bytes are accepted one token
- * at a time, and a mask says for every token of a vocabulary whether its bytes may follow. Masks
- * are exact: a token is in the mask if and only if td_matcher_accept() would take its bytes, and
- * what was accepted can always be carried to a whole string (by single bytes, so a vocabulary
- * should have them all).
+ * A grammar is made from a JSON Schema (README, "Schemas", lists the keywords), from plain strings,
+ * or from other grammars. A matcher is a place in it: bytes are accepted one token at a time, and a
+ * mask says for every token of a vocabulary whether its bytes may follow. Masks are exact: a token
+ * is in the mask if and only if td_matcher_accept() would take its bytes, and what was accepted can
+ * always be carried to a whole string (by single bytes, so a vocabulary should have them all).
  *
  * JSON is written compactly or with bounded white space: after { [ , : and before } ] there may be
  * one space, or a line break and up to 32 spaces. Properties come in the order of the schema.
@@ -37,7 +36,8 @@ enum { TD_GRAMMAR_MAX_SCHEMA = 1 << 20 }; /* bytes of a schema's text */
 TD_MUST_CHECK td_status td_grammar_from_schema(const char *schema, size_t length, td_grammar **out,
                                                td_error *err);
 
-/* Any JSON object (response_format json_object, arguments of a tool that is not strict). */
+/* Any JSON object (response_format json_object, arguments of a tool that is not strict). *out as
+ * above. TD_NOMEM, as all that follow where nothing else is said. */
 TD_MUST_CHECK td_status td_grammar_any_object(td_grammar **out, td_error *err);
 
 /* Any JSON value. */
@@ -68,7 +68,7 @@ size_t td_grammar_states(const td_grammar *g);
  */
 TD_MUST_CHECK td_status td_token_set_create(const uint8_t *const *pieces, const uint32_t *lengths,
                                             int n, td_token_set **out, td_error *err);
-void td_token_set_free(td_token_set *tokens);
+void td_token_set_free(td_token_set *tokens); /* NULL is fine */
 
 /* The words of a mask, (n + 31) / 32 for the n that it was made with. */
 size_t td_token_set_words(const td_token_set *tokens);
@@ -76,7 +76,7 @@ size_t td_token_set_words(const td_token_set *tokens);
 /* At the start of g. tokens may be NULL when no mask will be asked for. TD_NOMEM. */
 TD_MUST_CHECK td_status td_matcher_create(const td_grammar *g, const td_token_set *tokens,
                                           td_matcher **out, td_error *err);
-void td_matcher_free(td_matcher *m);
+void td_matcher_free(td_matcher *m);  /* NULL is fine */
 void td_matcher_reset(td_matcher *m); /* back to the start */
 
 /* Go on by n bytes. False: they cannot follow (or there is no memory); nothing has changed. */

@@ -60,7 +60,7 @@ typedef struct td_http_options {
 } td_http_options;
 
 /* Start to listen. *out is the caller's, to td_http_server_free(). TD_INVALID: the address does not
- * parse; TD_IO: it cannot be listened on. */
+ * parse; TD_IO: it cannot be listened on; TD_NOMEM. */
 TD_MUST_CHECK td_status td_http_server_create(td_loop *loop, const td_http_options *options,
                                               td_http_server **out, td_error *err);
 

@@ -17,13 +17,15 @@
 typedef struct td_loop td_loop;
 typedef void (*td_loop_fn)(void *arg);
 
+/* *out is the caller's, to td_loop_free(). TD_NOMEM; TD_IO: no file descriptors. */
 TD_MUST_CHECK td_status td_loop_create(td_loop **out, td_error *err);
 
 /* Not while it runs. Calls still queued are dropped, their args are not touched. Timers, watches
  * and servers on the loop are freed before. NULL is fine. */
 void td_loop_free(td_loop *loop);
 
-/* Run until td_loop_stop(). Calls posted before the stop are made before this returns. */
+/* Run until td_loop_stop(). Calls posted before the stop are made before this returns. TD_INTERNAL:
+ * the kernel does not give events any more. */
 TD_MUST_CHECK td_status td_loop_run(td_loop *loop, td_error *err);
 
 /* From any thread, and from signal callbacks of this interface. A stop before the run counts: the
@@ -68,7 +70,7 @@ void td_watch_free(td_watch *w); /* also from its own callback; NULL is fine */
 
 /* Call fn on the loop's thread after a signal (SIGTERM, SIGINT, SIGHUP). One loop of a process may
  * watch signals. Lasts until the loop is freed; from then on the signal does nothing: a process
- * that was told to end, and is at it, is not killed by being told once more. */
+ * that was told to end, and is at it, is not killed by being told once more. TD_NOMEM, TD_IO. */
 TD_MUST_CHECK td_status td_loop_on_signal(td_loop *loop, int signo, td_loop_fn fn, void *arg,
                                           td_error *err);
 

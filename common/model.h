@@ -44,7 +44,8 @@ typedef struct td_model_options {
 
 /* Load the checkpoint onto every rank and start the rank threads. The checkpoint may be closed
  * afterwards. *out is the caller's, to td_model_close(). TD_INVALID: a split that does not fit the
- * model, with the numbers. TD_NOMEM, TD_DEVICE. */
+ * model, with the numbers; an option by its flag. TD_NOMEM, TD_DEVICE, and what reading tensors
+ * gives. */
 TD_MUST_CHECK td_status td_model_open(td_checkpoint *ckpt, const td_model_config *cfg,
                                       const td_model_options *opt, td_model **out, td_error *err);
 void td_model_close(td_model *m); /* NULL is fine */
@@ -102,7 +103,8 @@ typedef struct td_prefill_step {
 } td_prefill_step;
 
 /* One chunk of one prompt. Writes KV for positions pos .. pos + n - 1. TD_INVALID: a token id out
- * of range, or pages that do not cover the chunk; nothing was written. */
+ * of range, or pages that do not cover the chunk; nothing was written. TD_DEVICE, TD_NOMEM: the
+ * model is of no more use. */
 TD_MUST_CHECK td_status td_model_prefill(td_model *m, td_prefill_step *step, td_error *err);
 
 typedef struct td_decode_step {
@@ -116,10 +118,12 @@ typedef struct td_decode_step {
 } td_decode_step;
 
 /* Decode steps of every size once, on no sequence, and their graphs, so that no request waits for
- * either: a few milliseconds a size. Without it they are made as they are met. */
+ * either: a few milliseconds a size. Without it they are made as they are met. TD_NOMEM, TD_DEVICE.
+ */
 TD_MUST_CHECK td_status td_model_warm_up(td_model *m, td_error *err);
 
-/* One token for each of n sequences. A row's result does not depend on the other rows. */
+/* One token for each of n sequences. A row's result does not depend on the other rows. Errors as
+ * td_model_prefill(). */
 TD_MUST_CHECK td_status td_model_decode(td_model *m, const td_decode_step *step, td_error *err);
 
 #endif

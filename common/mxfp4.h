@@ -1,4 +1,4 @@
-/* mxfp4: the 4-bit weights of a checkpoint, to and from float.
+/* mxfp4: the 4-bit weights of a checkpoint, to and from float (OCP Microscaling Formats, v1.0).
  *
  * A block is 32 consecutive elements of a row: 16 bytes of codes (element 2i in the low nibble of
  * byte i, 2i+1 in the high one) and one scale byte. A code is E2M1 (sign, two exponent bits, one

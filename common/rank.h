@@ -13,6 +13,8 @@
 typedef struct td_ranks td_ranks;
 typedef td_status (*td_rank_fn)(void *ctx, int32_t rank, td_error *err);
 
+/* n at least 1; starts n - 1 threads. *out is the caller's, to td_ranks_free(). TD_NOMEM: memory,
+ * or a thread. */
 TD_MUST_CHECK td_status td_ranks_create(int32_t n, td_ranks **out, td_error *err);
 void td_ranks_free(td_ranks *r); /* NULL is fine; nothing may be running */
 

@@ -52,7 +52,7 @@ typedef struct rpc_server_options {
     void *user;
 } rpc_server_options;
 
-/* TD_INVALID: a URL that is none; TD_IO: it cannot be listened on (in use). */
+/* TD_INVALID: a URL that is none; TD_IO: it cannot be listened on (in use); TD_NOMEM. */
 TD_MUST_CHECK td_status rpc_server_open(const rpc_server_options *opt, rpc_server **out,
                                         td_error *err);
 
@@ -83,7 +83,7 @@ typedef struct rpc_client_options {
     void *user;
 } rpc_client_options;
 
-/* TD_INVALID: a URL that is none. That nobody listens there is no error. */
+/* TD_INVALID: a URL that is none; TD_NOMEM. That nobody listens there is no error. */
 TD_MUST_CHECK td_status rpc_client_open(const rpc_client_options *opt, rpc_client **out,
                                         td_error *err);
 
@@ -130,6 +130,7 @@ typedef struct rpc_push_options {
     void *user;
 } rpc_push_options;
 
+/* TD_INVALID: a URL that is none; TD_IO: it cannot be listened on; TD_NOMEM. */
 TD_MUST_CHECK td_status rpc_push_open(const rpc_push_options *opt, rpc_push **out, td_error *err);
 void rpc_push_close(rpc_push *p);            /* what waits is dropped */
 const char *rpc_push_url(const rpc_push *p); /* as rpc_server_url() when it listens */
@@ -166,6 +167,7 @@ typedef struct rpc_pull_options {
     void *user;
 } rpc_pull_options;
 
+/* As rpc_push_open(). */
 TD_MUST_CHECK td_status rpc_pull_open(const rpc_pull_options *opt, rpc_pull **out, td_error *err);
 void rpc_pull_close(rpc_pull *p);
 const char *rpc_pull_url(const rpc_pull *p); /* as rpc_server_url() when it listens */

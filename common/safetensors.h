@@ -29,11 +29,13 @@ typedef struct td_st_tensor {
 
 typedef struct td_safetensors td_safetensors;
 
-/* Map and check a file. *out is the caller's, to td_safetensors_close(). TD_NOTFOUND, TD_IO;
- * TD_INVALID names the file, the tensor, what was expected and what was found. */
+/* Map and check a file. *out is the caller's, to td_safetensors_close(). TD_NOTFOUND, TD_IO,
+ * TD_NOMEM; TD_INVALID names the file, the tensor, what was expected and what was found. */
 TD_MUST_CHECK td_status td_safetensors_open(const char *path, td_safetensors **out, td_error *err);
 
-/* The same over bytes in memory, which must outlive *out. label stands for the path. */
+/* The same over bytes in memory, which must outlive *out. label stands for the path. TD_INVALID,
+ * TD_NOMEM.
+ */
 TD_MUST_CHECK td_status td_safetensors_parse(const void *bytes, size_t n_bytes, const char *label,
                                              td_safetensors **out, td_error *err);
 

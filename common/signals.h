@@ -10,6 +10,7 @@
 
 #include "common/status.h"
 
+/* fn must not block for long: the next signal waits for it. TD_NOMEM: no thread. */
 TD_MUST_CHECK td_status td_signals_start(void (*fn)(void *user, int signo), void *user,
                                          td_error *err);
 

@@ -1,5 +1,6 @@
 /* vocab: what a tokenizer's file says, checked and laid out: the bytes of every id, the special
- * tokens, and which merges there are. The loaders fill one; then it does not change.
+ * tokens, and which merges there are. The loaders fill one; then it does not change, and any thread
+ * may read it.
  *
  * Ordinary tokens have the ids 0 .. n_ordinary - 1, without gaps; special tokens lie above, maybe
  * with gaps. Every single byte is an ordinary token, so any text can be encoded. */
@@ -62,7 +63,8 @@ typedef struct vocab {
  * pattern that is understood. */
 extern const char VOCAB_PATTERN[];
 
-/* tokenizer.json as Hugging Face writes it. text[0..n) is the file and is not needed afterwards. */
+/* tokenizer.json as Hugging Face writes it. text[0..n) is the file and is not needed afterwards.
+ * TD_INVALID says what it lacks, and where; TD_NOMEM. *v is to vocab_fini() either way. */
 TD_MUST_CHECK td_status vocab_load_json(vocab *v, const char *text, size_t n, td_error *err);
 
 /* A half-filled or zeroed one is fine. */
@@ -84,12 +86,14 @@ typedef struct vocab_entry {
     uint32_t id, offset, len;
 } vocab_entry;
 
+/* Zero-initialise; vocab_list_fini() it. */
 typedef struct vocab_list {
     td_buf bytes;
     vocab_entry *entries;
     size_t n, cap;
 } vocab_list;
 
+/* bytes are copied. TD_INVALID: an id or length past the limits above. TD_NOMEM. */
 TD_MUST_CHECK td_status vocab_list_add(vocab_list *l, const char *bytes, size_t n, uint64_t id,
                                        td_error *err);
 void vocab_list_fini(vocab_list *l);

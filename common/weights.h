@@ -46,7 +46,8 @@ TD_MUST_CHECK td_status td_rank_weights_init(td_rank_weights *w, const td_ops *o
 void td_rank_weights_fini(td_rank_weights *w); /* a zeroed one is fine */
 
 /* Load one layer's shard, or (layer < 0) the tables and the final norm, on the rank's thread.
- * The text of a failure names tensor and layer. Rank 0 logs how far it is, once a second. */
+ * The text of a failure names tensor and layer. Rank 0 logs how far it is, once a second.
+ * TD_INVALID, TD_NOMEM, TD_DEVICE; what was loaded is freed by fini. */
 TD_MUST_CHECK td_status td_rank_weights_load(td_rank_weights *w, const td_weight_source *src,
                                              const td_model_config *c, const td_shard *s,
                                              int32_t layer, td_error *err);

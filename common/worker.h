@@ -288,13 +288,16 @@ int64_t td_worker_step_timeout_ms(const td_worker_options *opt);
 
 /* Load the model that opt names (config, checkpoint or random weights) and produce one token as a
  * self-test. Logs a line per phase with its time, and where the memory of each GPU goes.
- * TD_INVALID: options that do not fit each other, the model or the machine; the text names them. */
+ * TD_INVALID: options that do not fit each other, the model or the machine; the text names them.
+ * TD_NOTFOUND and TD_IO of files, TD_NOMEM, TD_DEVICE. *model is the caller's, to td_model_close().
+ */
 TD_MUST_CHECK td_status td_worker_load_model(const td_worker_options *opt,
                                              const td_worker_needs *needs, td_model **model,
                                              td_model_identity *identity, td_error *err);
 
 /* Bind the RPC server, dial the routers, start the heartbeat and the admin server. From here on
- * callbacks may run. metrics outlives the worker. */
+ * callbacks may run. metrics outlives the worker. TD_INVALID: an address or URL that is none;
+ * TD_IO: it cannot be listened on; TD_NOMEM. *out is the caller's, to td_worker_stop(). */
 TD_MUST_CHECK td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
                                         const td_model_identity *identity,
                                         const td_worker_callbacks *cb, void *user,

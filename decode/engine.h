@@ -13,7 +13,8 @@
 
 typedef struct engine engine;
 
-/* cfg, model, metrics and guides (NULL: no answer can be guided here) outlive the engine. */
+/* cfg, model, metrics and guides (NULL: no answer can be guided here) outlive the engine.
+ * TD_NOMEM; TD_IO: no file descriptor. */
 TD_MUST_CHECK td_status engine_create(const decode_config *cfg, td_model *model, td_guides *guides,
                                       td_metrics *metrics, engine **out, td_error *err);
 void engine_free(engine *e); /* after engine_run(), worker and sink closed; NULL is fine */
@@ -27,7 +28,8 @@ void engine_on_notice(void *user, const td_kv_notice *n);
 /* Take no new requests, finish what is here, then return from engine_run(). Any thread. */
 void engine_drain(engine *e);
 
-/* Run until drained (TD_OK), or until the model fails. The caller's thread becomes the engine's. */
+/* Run until drained (TD_OK), or until the model fails (its status). The caller's thread becomes the
+ * engine's. */
 TD_MUST_CHECK td_status engine_run(engine *e, td_error *err);
 
 /* After engine_run(): whether requests have ended here whose sources have not reported, and so may

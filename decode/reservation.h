@@ -1,10 +1,10 @@
 /* reservation: a request's claim on this decode worker, from Reserve to its last token.
  *
- *   state        Reserve   notice: all in   notice: failed      cancel, deadline            fence
- * passed (none)       OPEN      -                -                   -                           -
- *   OPEN         (same)    RUNNING          QUARANTINE or gone  QUARANTINE or gone          -
- *   RUNNING      (same)    -                -                   gone                        -
- *   QUARANTINE   refused   gone             gone if all in      -                           gone
+ *   state       Reserve  all notices in  a notice failed     cancel, lease over  fence passed
+ *   (none)      OPEN     -               -                   -                   -
+ *   OPEN        (same)   RUNNING         QUARANTINE or gone  QUARANTINE or gone  -
+ *   RUNNING     (same)   -               -                   gone                -
+ *   QUARANTINE  refused  gone            gone if all in      -                   gone
  *
  * "Gone" gives the pages back. They may go back only when no put can land in them any more: every
  * source has reported (its notice follows its flush), or no source was ever started, or the fence
@@ -82,6 +82,7 @@ typedef struct reservations_options {
     int64_t grace_ms;      /* from the end of a lease to the end of its fence */
 } reservations_options;
 
+/* An empty table. *opt is copied. TD_NOMEM. */
 TD_MUST_CHECK td_status reservations_create(const reservations_options *opt, reservations **out,
                                             td_error *err);
 /* Whatever is left is given back, whether a source may write or not: only after the KV sink has
@@ -90,10 +91,11 @@ void reservations_free(reservations *t);
 
 /* Claim pages for m. The same request and attempt again gets the same claim (a repeated message
  * must not take pages twice). TD_BUSY: no room. TD_INVALID: the message is wrong, or asks for more
- * than this worker could ever hold. TD_CANCELED: this attempt is over already. */
+ * than this worker could ever hold. TD_CANCELED: this attempt is over already. TD_NOMEM. */
 TD_MUST_CHECK td_status reservation_open(reservations *t, const Tandem__Reserve *m, int32_t link,
                                          td_usec now, reservation **out, td_error *err);
 
+/* NULL: none, or it is gone. */
 reservation *reservation_find(reservations *t, uint64_t request, uint32_t attempt);
 
 /* What a notice has led to. */

@@ -14,7 +14,8 @@
 
 typedef struct prefill_engine prefill_engine;
 
-/* model, metrics and guides (NULL: no answer can be guided here) outlive the engine. */
+/* model, metrics and guides (NULL: no answer can be guided here) outlive the engine.
+ * TD_NOMEM; TD_IO: no file descriptor. */
 TD_MUST_CHECK td_status prefill_engine_create(const prefill_config *cfg, td_model *model,
                                               td_guides *guides, td_metrics *metrics,
                                               prefill_engine **out, td_error *err);
@@ -30,7 +31,8 @@ extern const td_worker_callbacks prefill_worker_callbacks;
 /* Take nothing new, finish what is here, then return from run. Any thread. */
 void prefill_engine_drain(prefill_engine *e);
 
-/* Run until drained (TD_OK), or until the model fails. The caller's thread becomes the engine's. */
+/* Run until drained (TD_OK), or until the model fails (its status). The caller's thread becomes the
+ * engine's. */
 TD_MUST_CHECK td_status prefill_engine_run(prefill_engine *e, td_error *err);
 
 /* Take in the ends of transfers that are still to come once the sources are closed. */

@@ -1,7 +1,9 @@
 /* job: one prompt on its way through a prefill worker, and the list of those that are here.
  *
- *   QUEUED -> COMPUTING -> PUSHING -> gone          canceled or failed anywhere: to PUSHING as
- * well, since the decode side waits for a notice
+ *   QUEUED -> COMPUTING -> PUSHING -> gone
+ *
+ * What is canceled or fails anywhere goes to PUSHING as well, since the decode side waits for a
+ * notice.
  *
  * Owned by the engine's thread. */
 #ifndef TANDEM_PREFILL_JOB_H
@@ -73,17 +75,18 @@ void job_free(job *j); /* holds no pages any more; NULL is fine */
 
 typedef struct jobs jobs;
 
+/* An empty list. TD_NOMEM. */
 TD_MUST_CHECK td_status jobs_create(jobs **out, td_error *err);
 void jobs_free(jobs *q); /* with all that is left */
 
 /* At the end of the queue. The job is the list's from here on. */
 void jobs_add(jobs *q, job *j);
-job *jobs_find(jobs *q, uint64_t request, uint32_t attempt);
+job *jobs_find(jobs *q, uint64_t request, uint32_t attempt); /* NULL: not here */
 /* Whether this attempt was here lately and is over: a repeated message must not run it again. */
 bool jobs_was_here(const jobs *q, uint64_t request, uint32_t attempt);
 void jobs_remember(jobs *q, uint64_t request, uint32_t attempt); /* as over */
 
-job *jobs_first_queued(jobs *q);
+job *jobs_first_queued(jobs *q);          /* the oldest; NULL: none waits */
 job *jobs_of_link(jobs *q, int32_t link); /* the first not canceled; link < 0: of any */
 void jobs_set_state(jobs *q, job *j, job_state s);
 void jobs_remove(jobs *q, job *j); /* remembers it as over, frees it */

@@ -1,5 +1,5 @@
-/* http_api: the router's public port: OpenAI's Chat Completions API, and what Kubernetes and
- * Prometheus ask. On the loop's thread. */
+/* http_api: the router's public port: which path is whose (OpenAI's API, tokens, and what
+ * Kubernetes and Prometheus ask), and who may ask. On the loop's thread. */
 #ifndef TANDEM_ROUTER_HTTP_API_H
 #define TANDEM_ROUTER_HTTP_API_H
 

@@ -72,9 +72,8 @@ typedef enum registry_change {
 } registry_change;
 
 /* vocab: ids that the tokenizer knows, to refuse workers of another model; 0: any. TD_NOMEM. */
-
 TD_MUST_CHECK td_status registry_create(int32_t vocab, registry **out, td_error *err);
-void registry_free(registry *r);
+void registry_free(registry *r); /* NULL is fine */
 
 /* Take in the head of a worker's message (id, incarnation, seq) and its report if it has one. *view
  * is the worker, or NULL when the message is malformed (TD_INVALID; nothing changed). Sequence
@@ -96,6 +95,7 @@ bool registry_remove(registry *r, const char *id);
 /* The first worker silent past its deadline, or NULL. Call until NULL, removing each. */
 const worker_view *registry_expired(const registry *r, td_usec now);
 
+/* NULL: not there. Valid until the next call that changes the registry, as all views. */
 const worker_view *registry_find(const registry *r, const char *id);
 
 /* All workers, contiguous; valid until the next call that changes the registry. */

@@ -27,6 +27,7 @@ typedef struct render_job {
     td_loop_task task;
 } render_job;
 
+/* Start n_threads threads. loop and h outlive the pool. TD_NOMEM: memory, or a thread. */
 TD_MUST_CHECK td_status render_pool_create(td_loop *loop, const harmony *h, int32_t n_threads,
                                            render_pool **out, td_error *err);
 

@@ -249,7 +249,6 @@ static td_status step_render(request *q, td_error *err)
     q->render.prompt = (td_tokens){0};
     if (q->prompt.oom)
         return td_fail(err, TD_NOMEM, "no memory for the prompt");
-    q->times.rendered = td_now_us();
     q->usage.prompt_tokens = (uint32_t)q->prompt.len;
     st = bound_answer(q, err);
     if (st == TD_OK)

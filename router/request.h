@@ -20,9 +20,10 @@ typedef struct request_usage {
     uint32_t prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens;
 } request_usage;
 
-/* Times of one request for its log line, its Server-Timing header and the demo; 0 until reached. */
+/* Times of one request for its log line and for the client ("tandem" in an answer, Timings of a
+ * gateway); 0 until reached. */
 typedef struct request_times {
-    td_usec submitted, rendered, placed, reserved, first_token, last_token;
+    td_usec submitted, placed, first_token, last_token;
     uint64_t prefill_queue_us, prefill_compute_us, push_tail_us;
     uint64_t kv_bytes;
     uint32_t kv_puts;

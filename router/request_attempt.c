@@ -210,7 +210,6 @@ static void on_reserved(void *arg, td_status st, bool answered, const Tandem__Wo
             tandem__kv_destination__pack(d, q->destination);
     }
     if (st == TD_OK) {
-        q->times.reserved = td_now_us();
         q->phase = RQ_PREFILL;
         request_advance(q);
     } else if (st == TD_BUSY) {

@@ -56,7 +56,8 @@ struct router {
     void *on_idle_arg;
 };
 
-/* Open the tokenizer, listen for workers. cfg, loop and metrics outlive it. */
+/* Open the tokenizer, listen for workers. cfg, loop and metrics outlive it. TD_INVALID: a folder or
+ * URL that does not do; TD_IO: it cannot be read or listened on; TD_NOMEM. */
 TD_MUST_CHECK td_status router_create(td_loop *loop, const router_config *cfg, td_metrics *metrics,
                                       router **out, td_error *err);
 void router_free(router *r); /* after the loop has stopped; ends what is left without a word */

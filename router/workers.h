@@ -23,7 +23,8 @@ typedef struct workers_callbacks {
     void (*on_change)(void *user);
 } workers_callbacks;
 
-/* listen: the PULL URL, tcp://host:port (port 0: pick). router_id names this router to workers. */
+/* listen: the PULL URL, tcp://host:port (port 0: pick). router_id names this router to workers.
+ * vocab: ids of the tokenizer, as for registry_create(). TD_INVALID, TD_IO, TD_NOMEM. */
 TD_MUST_CHECK td_status workers_create(td_loop *loop, const char *listen, const char *router_id,
                                        int32_t vocab, const workers_callbacks *cb, void *user,
                                        workers **out, td_error *err);
@@ -39,7 +40,8 @@ typedef void (*workers_reply_fn)(void *arg, td_status st, bool answered,
                                  const Tandem__WorkerReply *reply, const td_error *err);
 
 /* Each names the worker by id and incarnation: another life of it answers TD_UNAVAILABLE. The
- * message is packed before return. fn is called exactly once, unless the handle is forgotten. */
+ * message is packed before return. fn is called exactly once, unless the handle is forgotten. NULL:
+ * no memory, and fn will not be called. pages: of the reservation, counted as load at once. */
 typedef struct workers_call workers_call;
 TD_MUST_CHECK workers_call *workers_reserve(workers *w, const char *id, uint64_t incarnation,
                                             const Tandem__Reserve *m, uint32_t pages,
