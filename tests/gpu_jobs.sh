@@ -135,7 +135,7 @@ job() {
     local name=$1 part=$2 program most=$4 log=$LOGS/$1.log left=$((LIMIT - SECONDS - 3)) began=$SECONDS rc passed skipped how what
     local -a under=() settings=("TANDEM_TEST_PART=$6")
     program=$(find_program "$3") || { say_result "$name" absent 0 0 "$3 is not in $BIN"; return; }
-    [ "$left" -ge 5 ] || return # its result stays away: not run
+    [ "$left" -ge 2 ] || return # its result stays away: not run
     [ "$left" -ge "$most" ] || most=$left
     if [ "$SANITIZE" = yes ]; then
         under=(compute-sanitizer --tool "$part" --error-exitcode 86 --print-limit 20)
