@@ -267,6 +267,7 @@ static void read_hf(reader *r, const cJSON *o, td_model_config *c)
     read_layer_types(r, o, c);
     read_rope_hf(r, o, c);
     read_quantization(r, o);
+    want_string(r, o, "hidden_act", "silu", false);
     want_bool(r, o, "attention_bias", true);
     want_bool(r, o, "tie_word_embeddings", false);
 }
@@ -338,6 +339,7 @@ static void read_eos(reader *r, const cJSON *o, td_model_config *c)
 static void find_eos(reader *r, const cJSON *config, const char *gen, size_t gen_len,
                      const char *where, td_model_config *c)
 {
+    td_model_config other = {.vocab = c->vocab};
     char what[256];
     cJSON *root = NULL;
 
@@ -351,8 +353,8 @@ static void find_eos(reader *r, const cJSON *config, const char *gen, size_t gen
         cJSON_Delete(root);
         r->st = g.st;
     }
-    if (c->n_eos == 0)
-        read_eos(r, config, c);
+    /* Those of config.json stand back, but are no less looked at. */
+    read_eos(r, config, c->n_eos == 0 ? c : &other);
     if (c->n_eos == 0 && c->original_layout && c->vocab > 200012)
         for (size_t i = 0; i < sizeof harmony_eos / sizeof harmony_eos[0]; i++)
             c->eos[c->n_eos++] = harmony_eos[i];

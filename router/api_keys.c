@@ -1,11 +1,13 @@
 #include "router/api_keys.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/log.h"
 #include "router/sha256.h"
@@ -77,28 +79,37 @@ static td_status add_key(api_keys *k, const char *path, size_t line, const char 
 /* The file's keys into *k, which has none yet. */
 static td_status read_keys(const char *path, api_keys *k, td_error *err)
 {
-    FILE *f = fopen(path, "re");
+    /* O_NONBLOCK only so that a FIFO in its place is refused below instead of waited for. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    FILE *f = fd >= 0 ? fdopen(fd, "r") : NULL;
     char *line = NULL;
+    ssize_t got;
     size_t cap = 0, number = 0;
     td_status st = TD_OK;
     struct stat s;
+    bool known = f != NULL && fstat(fd, &s) == 0;
 
-    if (f == NULL || fstat(fileno(f), &s) != 0 || !S_ISREG(s.st_mode)) {
+    if (known)
+        k->mark = mark_of(&s); /* of whatever it is: that is said once */
+    if (!known || !S_ISREG(s.st_mode)) {
         st = td_fail(err, TD_IO, "cannot read the keys in %s: %s", path,
-                     f == NULL ? strerror(errno) : "it is no file");
+                     known ? "it is no file" : strerror(errno));
         if (f != NULL)
             fclose(f);
+        else if (fd >= 0)
+            close(fd);
         return st;
     }
-    k->mark = mark_of(&s);
     if (s.st_mode & S_IROTH)
         td_warn("api_keys_readable", "file=%s mode=%04o", path, (unsigned)(s.st_mode & 07777));
-    while (st == TD_OK && getline(&line, &cap, f) >= 0) {
+    while (st == TD_OK && (got = getline(&line, &cap, f)) >= 0) {
         size_t n;
         const char *key = trim(line, &n);
 
         number++;
-        if (n > 0)
+        if (strlen(line) != (size_t)got) /* the rest would be cut off the key */
+            st = td_fail(err, TD_INVALID, "%s, line %zu: has a NUL byte", path, number);
+        else if (n > 0)
             st = add_key(k, path, number, key, n, err);
     }
     if (st == TD_OK && ferror(f))

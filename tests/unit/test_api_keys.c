@@ -104,6 +104,14 @@ static void test_api_keys_refuse_what_is_none(void **state)
     assert_non_null(strstr(err.text, "this has 600"));
     assert_int_equal(api_keys_open("/nowhere/keys", &k, &err), TD_IO);
     assert_int_equal(api_keys_open("/tmp", &k, &err), TD_IO);
+    put(ONE "\0cut\n", sizeof ONE + 4);
+    assert_int_equal(api_keys_open(path, &k, &err), TD_INVALID);
+    assert_non_null(strstr(err.text, "line 1: has a NUL"));
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0); /* is not waited for */
+    assert_int_equal(api_keys_open(path, &k, &err), TD_IO);
+    unlink(path);
+    put("", 0); /* for those who come next */
 }
 
 static void test_api_keys_are_read_again(void **state)

@@ -412,6 +412,7 @@ static void test_model_config_refuses_by_key(void **state)
         {"\"quantization_config\": {", "\"quantization_config\": \"mxfp4\", \"x\": {",
          "quantization_config", "\"mxfp4\""},
         {"\"attention_bias\": true", "\"attention_bias\": false", "attention_bias", "false"},
+        {"\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", "hidden_act", "gelu"},
         {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "tie_word_embeddings",
          "true"},
         {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": 0", "tie_word_embeddings",
@@ -472,6 +473,10 @@ static void test_model_config_names_the_generation_file_at_fault(void **state)
         if (parse(text, gens[i], &c, &err) != TD_INVALID ||
             strstr(err.text, "m/generation_config.json") == NULL)
             fail_msg("%s: %s", gens[i], err.text);
+        memcpy(strstr(text, ": 200002"), ": -10002", 8); /* not of use, and no less wrong */
+        if (parse(text, "{\"eos_token_id\": 1}", &c, &err) != TD_INVALID ||
+            strstr(err.text, "m/config.json") == NULL)
+            fail_msg("%s", err.text);
         free(text);
     }
 }
