@@ -290,9 +290,18 @@ static void answer_hello(td_worker *w, rpc_call *call, const Tandem__Hello *h)
         snprintf(text, sizeof text, "hello names link %u of %d, router id of %zu bytes", h->link,
                  w->n_links, h->router_id.len);
     } else if (h->refused.len > 0) {
-        td_logerr("registration_refused", "router=%s why=\"%.*s\"", w->links[h->link].url,
+        link_state *l = &w->links[h->link];
+        bool was_registered;
+
+        pthread_mutex_lock(&w->lock);
+        was_registered = l->registered;
+        l->registered = false;
+        pthread_mutex_unlock(&w->lock);
+        td_logerr("registration_refused", "router=%s why=\"%.*s\"", l->url,
                   (int)(h->refused.len < 400 ? h->refused.len : 400),
                   (const char *)h->refused.data);
+        if (was_registered) /* given up while it was frozen, and its id is another's by now */
+            w->cb.on_link(w->user, l->number, false);
     } else {
         link_state *l = &w->links[h->link];
         bool again;

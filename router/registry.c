@@ -11,11 +11,15 @@
 
 enum { MISSED_HEARTBEATS = 4, HEARTBEAT_DEFAULT_MS = 500, HEARTBEAT_MAX_MS = 60000 };
 
+/* How long the end of a worker may be known later than the beginning of its next life. */
+#define TWIN_GRACE TD_USEC_PER_SEC
+
 struct registry {
     worker_view *workers;
     size_t n, cap;
     int32_t vocab;
-    uint64_t sends; /* messages that gave a worker something to do */
+    uint64_t sends;   /* messages that gave a worker something to do */
+    worker_view twin; /* the last of REGISTRY_TWIN; never one of the workers */
     registry_model model;
 };
 
@@ -189,6 +193,30 @@ static worker_state state_of(Tandem__WorkerState s)
                                                        : WORKER_LOADING;
 }
 
+/* A report under the id of w, which is alive and another process. */
+static void refuse_twin(registry *r, worker_view *w, const Tandem__WorkerMessage *msg,
+                        const char *url, td_usec now, worker_view **view, registry_change *change)
+{
+    worker_view *t = &r->twin;
+
+    *view = NULL;
+    if (w->twin_at == 0)
+        w->twin_at = now;
+    if (now - w->twin_at < TWIN_GRACE)
+        return;
+    *t = (worker_view){.incarnation = msg->incarnation,
+                       .role = (worker_role)msg->report->role,
+                       .state = WORKER_REFUSED,
+                       .link = msg->report->link};
+    memcpy(t->id, w->id, sizeof t->id);
+    snprintf(t->rpc_url, sizeof t->rpc_url, "%s", url);
+    snprintf(t->refused, sizeof t->refused,
+             "the worker at %.120s has the same id and is alive: give each its own --worker-id",
+             w->rpc_url);
+    *view = t;
+    *change = REGISTRY_TWIN;
+}
+
 static td_status take_report(registry *r, const char *id, const Tandem__WorkerMessage *msg,
                              td_usec now, worker_view **view, registry_change *change,
                              td_error *err)
@@ -206,6 +234,10 @@ static td_status take_report(registry *r, const char *id, const Tandem__WorkerMe
     if (beat_ms > HEARTBEAT_MAX_MS)
         beat_ms = HEARTBEAT_MAX_MS;
 
+    if (w != NULL && w->incarnation != msg->incarnation && now <= w->deadline) {
+        refuse_twin(r, w, msg, url, now, view, change);
+        return TD_OK;
+    }
     if (w == NULL || w->incarnation != msg->incarnation) {
         bool restarted = w != NULL;
 
@@ -263,11 +295,11 @@ td_status registry_message(registry *r, const Tandem__WorkerMessage *msg, td_use
             *change = REGISTRY_GAP;
         w->last_seq = msg->seq;
     } else if (msg->report == NULL) {
-        return td_fail(err, TD_INVALID, "worker %s sends events before it has registered", id);
+        return TD_OK; /* events of one that has been given up and does not know it yet */
     }
     if (msg->report != NULL && (st = take_report(r, id, msg, now, &w, change, err)) != TD_OK)
         return st;
-    *view = w;
+    *view = w; /* also the twin that take_report() made of it, or NULL */
     return TD_OK;
 }
 

@@ -37,6 +37,7 @@ typedef struct worker_view {
     char refused[200]; /* why, when state is WORKER_REFUSED */
     td_usec last_seen;
     td_usec deadline; /* silent past this: dead */
+    td_usec twin_at;  /* since when another process reports under its id; 0: none has */
     uint64_t last_seq;
 
     /* Load, as of the last report, plus what we have sent since and the report cannot know. */
@@ -68,6 +69,7 @@ typedef enum registry_change {
     REGISTRY_RESTARTED, /* as JOINED, and what the old incarnation held is lost */
     REGISTRY_GAP,       /* events were lost between us: its streams are in doubt */
     REGISTRY_REFUSED,   /* it does not fit: tell it why */
+    REGISTRY_TWIN,      /* it has the id of another worker, which is alive: tell it so */
     REGISTRY_STATE,     /* ready, draining: placement may decide otherwise now */
 } registry_change;
 
@@ -76,8 +78,15 @@ TD_MUST_CHECK td_status registry_create(int32_t vocab, registry **out, td_error 
 void registry_free(registry *r); /* NULL is fine */
 
 /* Take in the head of a worker's message (id, incarnation, seq) and its report if it has one. *view
- * is the worker, or NULL when the message is malformed (TD_INVALID; nothing changed). Sequence
- * numbers are checked for gaps whether or not there is a report. */
+ * is the worker, or NULL when the message is malformed (TD_INVALID; nothing changed) or of nobody
+ * who has registered: one that was given up, as after a pause, sends on for a moment. Sequence
+ * numbers are checked for gaps whether or not there is a report.
+ *
+ * A worker keeps its id until it has been removed or is silent past its deadline: two processes
+ * that were given the same would else take it from each other with every heartbeat, and with it all
+ * that runs. A second one gets NULL in *view at first, since it may only be faster than the news of
+ * the first one's end; then REGISTRY_TWIN, and a *view that says why and is good until the next
+ * call. */
 TD_MUST_CHECK td_status registry_message(registry *r, const Tandem__WorkerMessage *msg, td_usec now,
                                          const worker_view **view, registry_change *change,
                                          td_error *err);

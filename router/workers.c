@@ -69,7 +69,15 @@ static void drop_peer(workers *w, peer *p)
     free(p);
 }
 
-/* A worker has joined, or come back: dial it. */
+/* Whether it is the worker of that id, and not a former life or a twin of it. */
+static bool is_known(const workers *w, const peer *p)
+{
+    const worker_view *v = registry_find(w->registry, p->id);
+
+    return v != NULL && v->incarnation == p->incarnation;
+}
+
+/* A worker has joined, or come back, or is to be told why it has not: dial it. */
 static void meet(workers *w, const worker_view *v, uint32_t pull_peer)
 {
     rpc_client_options co = {.url = v->rpc_url};
@@ -77,7 +85,7 @@ static void meet(workers *w, const worker_view *v, uint32_t pull_peer)
     peer *p, *next;
 
     DL_FOREACH_SAFE(w->peers, p, next)
-    if (strcmp(p->id, v->id) == 0)
+    if (strcmp(p->id, v->id) == 0 && (p->incarnation == v->incarnation || !is_known(w, p)))
         drop_peer(w, p);
     p = calloc(1, sizeof *p);
     if (p == NULL || rpc_client_open(&co, &p->client, &err) != TD_OK) {
@@ -139,6 +147,10 @@ static void take_message(workers *w, const incoming *in)
         td_warn("bad_worker_message", "bytes=%zu error=\"%s\"", in->n, err.text);
         return;
     }
+    if (v == NULL) {
+        td_debug("message_of_nobody", "worker=%s bytes=%zu", id, in->n);
+        return;
+    }
     incarnation = v->incarnation;
     switch (change) {
     case REGISTRY_RESTARTED:
@@ -159,6 +171,12 @@ static void take_message(workers *w, const incoming *in)
         v = registry_find(w->registry, id);
         meet(w, v, in->pull_peer);
         break;
+    case REGISTRY_TWIN:
+        if (workers_find_peer(w, id, incarnation) == NULL) { /* it has not been told yet */
+            td_warn("worker_refused", "worker=%s rpc=%s why=\"%s\"", id, v->rpc_url, v->refused);
+            meet(w, v, in->pull_peer);
+        }
+        return;
     case REGISTRY_GAP:
         td_warn("worker_gap", "worker=%s seq=%llu", id, (unsigned long long)m->seq);
         w->cb.on_lost(w->user, id, incarnation, "messages of the worker were lost");
@@ -185,7 +203,10 @@ static void take_peer_down(workers *w, uint32_t pull_peer)
     {
         if (p->pull_peer != pull_peer)
             continue;
-        lose(w, p->id, p->incarnation, "the connection to the worker was lost");
+        if (is_known(w, p))
+            lose(w, p->id, p->incarnation, "the connection to the worker was lost");
+        else
+            drop_peer(w, p);
         return;
     }
 }

@@ -198,6 +198,27 @@ static void test_misfits_are_refused(cluster *c)
     assert_true(process_metric(c->router, "tandem:request_retries_total") == 0);
 }
 
+/* A second process with the id of one that is alive: told so, and nobody else notices. When the
+ * first one has gone, it takes its place. */
+static void test_twin_is_refused(cluster *c)
+{
+    process *d, *twin;
+
+    cluster_simple(c);
+    d = &c->all[2];
+    twin = cluster_decode(c, "--worker-id decode0 --heartbeat 300ms");
+    E2E_AWAIT(process_logged(twin, "registration_refused"));
+    assert_true(process_logged(twin, "has the same id and is alive"));
+    assert_true(process_logged(c->router, "worker_refused worker=decode0"));
+    check_answers(c);
+    assert_true(landed(d) == 1);
+    assert_true(process_metric(c->router, "tandem:workers_lost_total") == 0);
+    process_kill(d);
+    cluster_ready(c);
+    check_answers(c);
+    assert_true(landed(twin) == 1);
+}
+
 /* When the last worker of a model has gone, another one may come. */
 static void test_another_model_after_the_last(cluster *c)
 {
@@ -263,6 +284,7 @@ int main(void)
         E2E_TEST(test_router_restarted),
         E2E_TEST(test_two_routers),
         E2E_TEST(test_misfits_are_refused),
+        E2E_TEST(test_twin_is_refused),
         E2E_TEST(test_another_model_after_the_last),
         E2E_TEST(test_bad_settings),
     };
