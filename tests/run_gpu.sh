@@ -112,7 +112,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-if [ -z "$DIR" ] && ! { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }; then
+if [ -z "$DIR" ] && [[ $(nvidia-smi -L 2>/dev/null) != GPU* ]]; then
     echo "not run: this machine has no NVIDIA GPU"
     exit 77
 fi
