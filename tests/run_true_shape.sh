@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 DIR=${1:-/dev/shm/tandem-20b}
 
 case "$DIR" in -*) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;; esac
-if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+if [[ $(nvidia-smi -L 2>/dev/null) != GPU* ]]; then
     echo "not run: this machine has no NVIDIA GPU"
     exit 77
 fi
