@@ -27,6 +27,9 @@
  * On the CPU, attention of a query at position p gives the same bits from attn_prefill and
  * attn_decode.
  *
+ * rmsnorm(x) is x / sqrt(mean of x^2 + eps). Formulas are those of the published gpt-oss models, as
+ * in Transformers' GptOss, which tests/golden compares with.
+ *
  * Each step gets the stream's workspace: workspace_bytes() of it, content free before and after,
  * one for all steps because they run in order. Unless stated otherwise outputs alias no input.
  * Errors: TD_INVALID for a shape or element type that this backend has no kernel for (known before
@@ -270,9 +273,10 @@ typedef struct td_router_args {
 } td_router_args;
 
 /* Experts: for each token, the sum over its experts that live here, in the router's order, of
- * prob * (a W2^T + b2), where a = swiglu(t W1^T + b1) with gate clamped from above and up on both
- * sides at `limit`. Zeros for a token none of whose experts live here. With the inner width split
- * over ranks, this rank's I columns contribute, and b2 comes from one rank of the group only.
+ * prob * (a W2^T + b2), where a = swiglu(t W1^T + b1): gate * sigmoid(1.702 gate) * (up + 1), gate
+ * clamped from above and up on both sides at `limit` before. Zeros for a token none of whose
+ * experts live here. With the inner width split over ranks, this rank's I columns contribute, and
+ * b2 comes from one rank of the group only.
  *
  *   t         [T, D]        act  in
  *   idx, prob [T, k]             in
@@ -395,8 +399,8 @@ typedef struct td_ops {
     void (*dev_close)(td_dev *dev); /* NULL is fine; gives back no buffers */
     td_status (*dev_bind)(td_dev *dev, td_error *err);
     td_stream *(*dev_stream)(td_dev *dev); /* lives with the device */
-    /* For threads that touch a device's memory and are no rank's (KV transfer): makes device `index`
-     * current on the calling thread. NULL where there is nothing to make current. */
+    /* For threads that touch a device's memory and are no rank's (KV transfer): makes device
+     * `index` current on the calling thread. NULL where there is nothing to make current. */
     td_status (*dev_use)(int32_t index, td_error *err);
     /* Bytes that are free on device `index` now, and all it has; errors as dev_open(). NULL where a
      * device has no memory of its own. */
@@ -406,8 +410,8 @@ typedef struct td_ops {
      */
     td_status (*alloc)(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
     void (*release)(td_buffer *buf);
-    /* Host memory that a device copies from and to in stream order (CUDA: pinned, for every device);
-     * zeroed. free_host: accepts a zeroed one. */
+    /* Host memory that a device copies from and to in stream order (CUDA: pinned, for every
+     * device); zeroed. free_host: accepts a zeroed one. */
     td_status (*alloc_host)(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
     void (*free_host)(td_buffer *buf);
     /* In stream order; src may be changed once the stream has been synced (from other host memory
