@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "common/pb_arena.h"
+#include "common/pb_text.h"
 #include "common/protocol.h"
 #include "common/rpc.h"
 #include "proto/tandem.pb-c.h"
@@ -46,11 +47,6 @@ struct stream_workers {
     pthread_t thread;
     atomic_bool stop;
 };
-
-static ProtobufCBinaryData binary(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
 
 /* ---- what a stream says ---- */
 
@@ -92,7 +88,7 @@ static void send_message(mock_worker *m, Tandem__WorkerMessage *message)
     size_t n;
     uint8_t *bytes;
 
-    message->worker_id = binary(m->id);
+    message->worker_id = td_pb_text(m->id);
     message->incarnation = 1;
     message->seq = ++m->seq;
     n = tandem__worker_message__get_packed_size(message);
@@ -113,13 +109,13 @@ static void report(stream_workers *w, mock_worker *m)
     Tandem__WorkerReport r = TANDEM__WORKER_REPORT__INIT;
     Tandem__ModelIdentity model = TANDEM__MODEL_IDENTITY__INIT;
 
-    model.name = binary("tandem-tiny");
+    model.name = td_pb_text("tandem-tiny");
     model.config_hash = model.checkpoint_hash = model.kv_wire_hash = 1;
     model.vocab = w->vocab;
     model.max_positions = 131072;
     r.role = m->role;
     r.state = TANDEM__WORKER_STATE__STATE_READY;
-    r.rpc_url = binary(rpc_server_url(m->server));
+    r.rpc_url = td_pb_text(rpc_server_url(m->server));
     r.model = &model;
     r.tp = r.ep = 1;
     r.heartbeat_ms = REPORT_US / 1000;
@@ -149,9 +145,9 @@ static void reply_reserved(const stream_workers *w, rpc_call *call)
     Tandem__Reserved reserved = TANDEM__RESERVED__INIT;
     Tandem__KvDestination d = TANDEM__KV_DESTINATION__INIT;
 
-    d.worker_id = binary(w->decode.id);
+    d.worker_id = td_pb_text(w->decode.id);
     d.incarnation = 1;
-    d.descriptor = binary("none");
+    d.descriptor = td_pb_text("none");
     d.tp = 1;
     reserved.destination = &d;
     m.reserved = &reserved;
@@ -180,7 +176,7 @@ static void begin_stream(stream_workers *w, const Tandem__Prefill *p)
     e.request = t.request = p->request;
     e.attempt = t.attempt = p->attempt;
     e.first_token = token_of(w, s, 0);
-    t.transport = binary("none");
+    t.transport = td_pb_text("none");
     message.prefills = &es;
     message.n_prefills = 1;
     message.transfers = &ts;

@@ -13,6 +13,7 @@
 
 #include "common/mailbox.h"
 #include "common/pb_arena.h"
+#include "common/pb_text.h"
 #include "common/protocol.h"
 #include "common/rpc.h"
 #include "common/sampling.h"
@@ -50,11 +51,6 @@ struct gateway {
     td_usec next_ping;
     td_error lost; /* why the router is lost; code TD_OK while it is not */
 };
-
-static ProtobufCBinaryData binary(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
 
 static td_slice slice(ProtobufCBinaryData b)
 {
@@ -140,8 +136,8 @@ static td_status hello(gateway *g, const char *events_url, td_error *err)
 
     h.major = TD_PROTOCOL_MAJOR;
     h.minor = TD_PROTOCOL_MINOR;
-    h.gateway_id = binary(g->id);
-    h.events_url = binary(events_url);
+    h.gateway_id = td_pb_text(g->id);
+    h.events_url = td_pb_text(events_url);
     h.epoch = g->epoch;
     req.body_case = TANDEM__GATEWAY_REQUEST__BODY_HELLO;
     req.hello = &h;
@@ -230,8 +226,8 @@ static td_status cancel(gateway *g, uint64_t id, const char *request_id, td_erro
     Tandem__GatewayReply *reply;
 
     m.stream = id;
-    m.gateway_id = binary(g->id);
-    m.request_id = binary(request_id);
+    m.gateway_id = td_pb_text(g->id);
+    m.request_id = td_pb_text(request_id);
     req.body_case = TANDEM__GATEWAY_REQUEST__BODY_CANCEL;
     req.cancel = &m;
     return call(g, &req, &reply, err);
@@ -257,11 +253,11 @@ static td_status generate(gateway *g, Tandem__GatewayGenerate *m, const char *re
     s = calloc(1, sizeof *s);
     if (s == NULL)
         return td_fail(err, TD_NOMEM, "gateway: no memory for a stream");
-    m->gateway_id = binary(g->id);
+    m->gateway_id = td_pb_text(g->id);
     snprintf(own_id, sizeof own_id, "%016llx-%llu", (unsigned long long)g->epoch,
              (unsigned long long)++g->requests);
     request_id = request_id ? request_id : own_id;
-    m->request_id = binary(request_id);
+    m->request_id = td_pb_text(request_id);
     req.body_case = TANDEM__GATEWAY_REQUEST__BODY_GENERATE;
     req.generate = m;
     st = call(g, &req, &reply, err);
@@ -332,7 +328,7 @@ static void ping(gateway *g)
     Tandem__GatewayReply *reply;
     td_error err = {0};
 
-    m.gateway_id = binary(g->id);
+    m.gateway_id = td_pb_text(g->id);
     m.epoch = g->epoch;
     m.last_seq = g->seq;
     req.body_case = TANDEM__GATEWAY_REQUEST__BODY_PING;

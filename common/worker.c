@@ -1,10 +1,5 @@
-/* The life of a link: down -> (connection) up -> (Hello) registered. Only an up link is sent
- * anything, so nothing piles up for a router that is not there; what a connection loses on its way
- * down shows as a gap in seq at the router, which then gives those streams up.
- *
- * Locks: worker.lock guards the state in the reports and the links' registration; each link.lock
- * covers numbering and sending, so that seq is the order on the wire. Never both at once, and no
- * callback is made under either. */
+/* What a worker is to routers: the requests that it takes, its names, its beginning and end. Its
+ * links are worker_links.c's. */
 #include "common/worker.h"
 
 #include <pthread.h>
@@ -18,48 +13,10 @@
 #include "common/http_admin.h"
 #include "common/log.h"
 #include "common/pb_arena.h"
+#include "common/pb_text.h"
 #include "common/protocol.h"
 #include "common/worker_impl.h"
-
-enum { ID_BYTES = 96, URL_BYTES = 160, ROUTER_ID_BYTES = 96 };
-
-typedef struct link_state {
-    td_worker *worker;
-    int32_t number;
-    char url[URL_BYTES];
-    rpc_push *push;
-    pthread_mutex_t lock;
-    uint64_t seq; /* lock: of the last message handed to push */
-    bool up;      /* lock */
-    /* worker.lock: */
-    char router_id[ROUTER_ID_BYTES]; /* from its Hello; "" before */
-    bool registered;
-} link_state;
-
-struct td_worker {
-    char id[ID_BYTES];
-    char url[URL_BYTES];
-    uint64_t incarnation;
-    Tandem__Role role;
-    td_model_identity identity;
-    int32_t tp, ep;
-    int64_t heartbeat_ms;
-    td_worker_callbacks cb;
-    void *user;
-
-    rpc_server *server;
-    td_http_admin *admin;
-    link_state links[TD_MAX_LINKS];
-    int32_t n_links;
-
-    pthread_t reporter;
-    bool reporter_started;
-    pthread_mutex_t lock;
-    pthread_cond_t wake; /* reporter: stop, or report_wanted */
-    bool stop, report_wanted;
-    Tandem__WorkerState state;
-    char failed[200]; /* why; "": it has not */
-};
+#include "common/worker_links.h"
 
 const char *const td_backend_words[] = {"cpu", "cuda", NULL};
 const char *const td_expert_format_words[] = {"auto", "mxfp4", "fp8", NULL};
@@ -67,189 +24,6 @@ const char *const td_kv_dtype_words[] = {"bf16", "f32", "e4m3", NULL}; /* td_kv_
 const char *const td_kv_transport_words[] = {"auto", "shm", "tcp", NULL};
 const char *const td_log_level_words[] = {"error", "warn", "info", "debug",
                                           NULL}; /* td_log_level */
-
-static ProtobufCBinaryData view(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
-
-/* ---- sending ---- */
-
-static td_status link_send(link_state *l, Tandem__WorkerMessage *msg, td_error *err)
-{
-    td_worker *w = l->worker;
-    td_status st = TD_OK;
-    uint8_t *bytes;
-    size_t n;
-
-    msg->worker_id = view(w->id);
-    msg->incarnation = w->incarnation;
-    pthread_mutex_lock(&l->lock);
-    if (!l->up) {
-        pthread_mutex_unlock(&l->lock);
-        return td_fail(err, TD_UNAVAILABLE, "router %s is not connected", l->url);
-    }
-    msg->seq = l->seq + 1;
-    n = tandem__worker_message__get_packed_size(msg);
-    bytes = malloc(n ? n : 1);
-    if (bytes == NULL) {
-        st = td_fail(err, TD_NOMEM, "no memory for a message of %zu bytes", n);
-    } else {
-        tandem__worker_message__pack(msg, bytes);
-        st = rpc_push_send(l->push, bytes, n, err);
-        free(bytes);
-    }
-    l->seq++; /* also when it failed: the router must see the gap */
-    pthread_mutex_unlock(&l->lock);
-    return st;
-}
-
-td_status td_worker_send(td_worker *w, int32_t link, Tandem__WorkerMessage *msg, td_error *err)
-{
-    td_assert(link >= 0 && link < w->n_links);
-    return link_send(&w->links[link], msg, err);
-}
-
-static void link_report(link_state *l)
-{
-    td_worker *w = l->worker;
-    Tandem__WorkerMessage msg = TANDEM__WORKER_MESSAGE__INIT;
-    Tandem__WorkerReport report = TANDEM__WORKER_REPORT__INIT;
-    Tandem__ModelIdentity model = TANDEM__MODEL_IDENTITY__INIT;
-    td_error err = {0};
-
-    model.name = view(w->identity.name);
-    model.config_hash = w->identity.config_hash;
-    model.checkpoint_hash = w->identity.checkpoint_hash;
-    model.kv_wire_hash = w->identity.kv_wire_hash;
-    model.vocab = w->identity.vocab;
-    model.max_positions = w->identity.max_positions;
-    report.role = w->role;
-    pthread_mutex_lock(&w->lock);
-    report.state = w->state;
-    pthread_mutex_unlock(&w->lock);
-    report.rpc_url = view(w->url);
-    report.link = (uint32_t)l->number;
-    report.model = &model;
-    report.tp = w->tp;
-    report.ep = w->ep;
-    report.heartbeat_ms = (uint32_t)w->heartbeat_ms;
-    report.major = TD_PROTOCOL_MAJOR;
-    report.minor = TD_PROTOCOL_MINOR;
-    w->cb.on_report(w->user, &report);
-    msg.report = &report;
-    if (link_send(l, &msg, &err) != TD_OK && err.code != TD_UNAVAILABLE)
-        td_warn("report_failed", "router=%s error=\"%s\"", l->url, err.text);
-}
-
-static void *reporter_main(void *arg)
-{
-    td_worker *w = arg;
-    td_usec next = td_now_us();
-
-    pthread_mutex_lock(&w->lock);
-    while (!w->stop) {
-        struct timespec until = td_timespec(next);
-
-        if (!w->report_wanted && pthread_cond_timedwait(&w->wake, &w->lock, &until) == 0)
-            continue; /* look again at what is wanted */
-        w->report_wanted = false;
-        pthread_mutex_unlock(&w->lock);
-        for (int32_t i = 0; i < w->n_links; i++)
-            link_report(&w->links[i]);
-        next = td_now_us() + w->heartbeat_ms * TD_USEC_PER_MSEC;
-        pthread_mutex_lock(&w->lock);
-    }
-    pthread_mutex_unlock(&w->lock);
-    return NULL;
-}
-
-void td_worker_report_now(td_worker *w)
-{
-    pthread_mutex_lock(&w->lock);
-    w->report_wanted = true;
-    pthread_cond_signal(&w->wake);
-    pthread_mutex_unlock(&w->lock);
-}
-
-void td_worker_set_state(td_worker *w, Tandem__WorkerState state)
-{
-    pthread_mutex_lock(&w->lock);
-    w->state = state;
-    w->report_wanted = true;
-    pthread_cond_signal(&w->wake);
-    pthread_mutex_unlock(&w->lock);
-}
-
-void td_worker_set_failed(td_worker *w, const char *why)
-{
-    pthread_mutex_lock(&w->lock);
-    snprintf(w->failed, sizeof w->failed, "%s", why);
-    pthread_mutex_unlock(&w->lock);
-    td_worker_set_state(w, TANDEM__WORKER_STATE__STATE_DRAINING); /* takes nothing new */
-}
-
-/* ---- links ---- */
-
-static void on_link_peer(void *user, bool up)
-{
-    link_state *l = user;
-    td_worker *w = l->worker;
-    bool was_registered;
-
-    pthread_mutex_lock(&w->lock);
-    was_registered = l->registered;
-    l->registered = false; /* until this router says Hello (again) */
-    pthread_mutex_unlock(&w->lock);
-    pthread_mutex_lock(&l->lock);
-    l->up = up;
-    if (!up)
-        l->seq++; /* the engine ends what this router had here: it must not miss that */
-    pthread_mutex_unlock(&l->lock);
-    td_info(up ? "router_connected" : "router_lost", "router=%s", l->url);
-    if (up) {
-        rpc_push_reset(l->push);
-        td_worker_report_now(w);
-    }
-    if (was_registered || up)
-        w->cb.on_link(w->user, l->number, up);
-}
-
-static void on_link_dead(void *user, td_status why)
-{
-    link_state *l = user;
-
-    pthread_mutex_lock(&l->lock);
-    l->up = false; /* its queue is lost; the next connection starts it again */
-    pthread_mutex_unlock(&l->lock);
-    td_warn("router_stuck", "router=%s why=%s", l->url, td_status_name(why));
-    l->worker->cb.on_link(l->worker->user, l->number, false);
-}
-
-static int32_t link_of_router(td_worker *w, ProtobufCBinaryData router_id)
-{
-    int32_t found = -1;
-
-    pthread_mutex_lock(&w->lock);
-    for (int32_t i = 0; i < w->n_links && found < 0; i++)
-        if (w->links[i].registered && router_id.len == strlen(w->links[i].router_id) &&
-            memcmp(router_id.data, w->links[i].router_id, router_id.len) == 0)
-            found = i;
-    pthread_mutex_unlock(&w->lock);
-    return found;
-}
-
-/* At least one router said Hello and did not refuse. */
-static bool is_registered(td_worker *w)
-{
-    bool any = false;
-
-    pthread_mutex_lock(&w->lock);
-    for (int32_t i = 0; i < w->n_links; i++)
-        any = any || w->links[i].registered;
-    pthread_mutex_unlock(&w->lock);
-    return any;
-}
 
 /* ---- requests ---- */
 
@@ -261,7 +35,7 @@ void td_worker_reply(rpc_call *call, td_status status, const char *text,
     size_t n;
 
     reply.status = status;
-    reply.text = view(text);
+    reply.text = td_pb_text(text);
     reply.reserved = (Tandem__Reserved *)(uintptr_t)reserved; /* packed only */
     n = tandem__worker_reply__get_packed_size(&reply);
     bytes = malloc(n ? n : 1);
@@ -354,7 +128,7 @@ static void on_request(void *user, rpc_call *call, const void *bytes, size_t n)
     default: break;
     }
     if (router_id.len > 0)
-        link = link_of_router(w, router_id);
+        link = worker_link_of(w, router_id);
     if (needs_link && link < 0) /* its events would have nowhere to go */
         td_worker_reply(call, TD_UNAVAILABLE, "this router has not said Hello on a live link",
                         NULL);
@@ -377,7 +151,7 @@ static bool on_ready(void *arg, td_buf *why)
     pthread_mutex_unlock(&w->lock);
     if (failed)
         return false;
-    if (!is_registered(w)) {
+    if (!worker_is_registered(w)) {
         td_buf_str(why, "no router has accepted the registration");
         return false;
     }
@@ -433,32 +207,6 @@ static td_status take_names(td_worker *w, const td_worker_options *opt, const ch
     return TD_OK;
 }
 
-/* All links are set up before the first is dialled, since its callbacks look at all of them. */
-static td_status start_links(td_worker *w, const td_worker_options *opt, td_error *err)
-{
-    for (size_t i = 0; i < opt->routers.len; i++) {
-        link_state *l = &w->links[i];
-
-        l->worker = w;
-        l->number = (int32_t)i;
-        snprintf(l->url, sizeof l->url, "%s", opt->routers.ptr[i]);
-        pthread_mutex_init(&l->lock, NULL);
-        w->n_links = (int32_t)i + 1;
-    }
-    for (int32_t i = 0; i < w->n_links; i++) {
-        link_state *l = &w->links[i];
-        rpc_push_options po = {.url = l->url,
-                               .max_messages = 1024,
-                               .on_dead = on_link_dead,
-                               .on_peer = on_link_peer,
-                               .user = l};
-
-        if (rpc_push_open(&po, &l->push, err) != TD_OK)
-            return td_wrap(err, "--router");
-    }
-    return TD_OK;
-}
-
 td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
                           const td_model_identity *identity, const td_worker_callbacks *cb,
                           void *user, td_metrics *metrics, td_worker **out, td_error *err)
@@ -494,7 +242,7 @@ td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
     }
     st = take_names(w, opt, role_name, err);
     if (st == TD_OK)
-        st = start_links(w, opt, err);
+        st = worker_links_open(w, opt, err);
     if (st != TD_OK)
         goto fail;
     if (opt->admin_listen[0] != '\0') {
@@ -504,7 +252,7 @@ td_status td_worker_start(const td_worker_options *opt, Tandem__Role role,
             goto fail;
         }
     }
-    if (pthread_create(&w->reporter, NULL, reporter_main, w) != 0) {
+    if (pthread_create(&w->reporter, NULL, worker_reporter_main, w) != 0) {
         st = td_fail(err, TD_NOMEM, "worker: no thread for the heartbeat");
         goto fail;
     }
@@ -533,12 +281,7 @@ void td_worker_stop(td_worker *w)
         pthread_mutex_unlock(&w->lock);
         pthread_join(w->reporter, NULL);
     }
-    for (int32_t i = 0; i < w->n_links; i++) {
-        if (w->links[i].push != NULL && rpc_push_flush(w->links[i].push, 200) != TD_OK)
-            td_debug("push_not_flushed", "router=%s", w->links[i].url);
-        rpc_push_close(w->links[i].push);
-        pthread_mutex_destroy(&w->links[i].lock);
-    }
+    worker_links_close(w);
     td_http_admin_stop(w->admin);
     pthread_cond_destroy(&w->wake);
     pthread_mutex_destroy(&w->lock);

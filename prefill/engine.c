@@ -4,9 +4,7 @@
  * puts read from them. Nothing here locks but `load`, which the heartbeat thread reads. */
 #include "prefill/engine_impl.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -67,8 +65,7 @@ void prefill_engine_attach(prefill_engine *e, td_worker *worker, td_kv_source *c
     e->n_sources = n_sources;
 }
 
-/* ---- on threads of ranks and sources ---- */
-
+/* On a rank's thread. */
 static void on_layer(void *user, int32_t rank, int32_t layer, td_event *ready)
 {
     const job *j = user;
@@ -76,100 +73,7 @@ static void on_layer(void *user, int32_t rank, int32_t layer, td_event *ready)
     td_kv_push_layer(j->push, rank, layer, j->from, j->to, ready);
 }
 
-typedef struct done_target {
-    prefill_engine *engine;
-    job *job;
-} done_target;
-
-/* The router hears of it here, on the source's thread, and not from the engine, which may be in the
- * middle of another prompt's chunk: by then a short answer would be over. What is read of the job
- * was written before the push was finished or canceled. A cancel is nobody's news. */
-static void on_push_done(void *user, const td_kv_push_result *r)
-{
-    done_target *t = user;
-    message m = {.kind = MSG_DONE,
-                 .job = t->job,
-                 .status = r->status,
-                 .bytes = r->bytes,
-                 .puts = r->puts,
-                 .last_flush_us = r->last_flush_us};
-
-    if (r->status == TD_OK)
-        prefill_log_transfer(t->job, r);
-    if (r->status != TD_CANCELED)
-        prefill_send_transfer_event(t->engine, t->job, r);
-    snprintf(m.text, sizeof m.text, "%s", r->text ? r->text : "");
-    prefill_post(t->engine, &m);
-    free(t);
-}
-
 /* ---- the engine's thread ---- */
-
-static td_status open_push(prefill_engine *e, job *j, td_error *err)
-{
-    done_target *t = malloc(sizeof *t);
-    td_kv_push_params p = {.request = j->request,
-                           .attempt = (uint32_t)j->attempt,
-                           .n_tokens = j->n_tokens,
-                           .pages = j->pages,
-                           .n_pages = j->n_pages,
-                           .ring = j->ring,
-                           .worker_id = td_slice_of(j->worker_id),
-                           .incarnation = j->incarnation,
-                           .epoch = j->epoch,
-                           .descriptor = {j->descriptor, j->descriptor_len},
-                           .dst_tp = j->dst_tp,
-                           .dst_n_pages = j->dst_n_pages,
-                           .dst_n_rings = j->dst_n_rings,
-                           .dst_ring_pages = j->dst_ring_pages,
-                           .dst_extents = j->dst_ext,
-                           .dst_n_extents = j->dst_n_ext,
-                           .dst_ring = j->dst_ring,
-                           .lease_deadline = j->lease_deadline,
-                           .on_done = on_push_done,
-                           .user = t};
-    td_status st;
-
-    if (t == NULL)
-        return td_fail(err, TD_NOMEM, "prefill: no memory for a transfer");
-    *t = (done_target){e, j};
-    st = td_kv_push_open(e->sources, e->n_sources, &p, &j->push, err);
-    if (st != TD_OK)
-        free(t);
-    return st;
-}
-
-static td_status take_pages(prefill_engine *e, job *j, td_error *err)
-{
-    uint32_t n = td_kv_pages_for((uint64_t)j->n_tokens);
-    td_status st;
-
-    j->pages = malloc(n * sizeof *j->pages);
-    if (j->pages == NULL)
-        return td_fail(err, TD_NOMEM, "prefill: no memory for a table of %u pages", n);
-    st = td_kv_pool_take(e->pool, n, j->ext, JOB_MAX_EXTENTS, &j->n_ext, &j->ring, err);
-    if (st != TD_OK) {
-        free(j->pages);
-        j->pages = NULL;
-        return st;
-    }
-    for (size_t i = 0; i < j->n_ext; i++)
-        for (uint32_t p = 0; p < j->ext[i].count; p++)
-            j->pages[j->n_pages++] = j->ext[i].first + p;
-    j->has_pages = true;
-    return TD_OK;
-}
-
-static void drop_job(prefill_engine *e, job *j)
-{
-    if (j->has_pages)
-        td_kv_pool_give(e->pool, j->ext, j->n_ext, j->ring);
-    j->has_pages = false;
-    td_kv_push_free(j->push);
-    j->push = NULL;
-    jobs_remove(e->jobs, j);
-    e->load_dirty = true;
-}
 
 static void take_prefill(prefill_engine *e, message *m)
 {
@@ -211,49 +115,12 @@ static void take_prefill(prefill_engine *e, message *m)
     free(m->packed);
 }
 
-/* End a job that has not been computed: the decode side holds pages for it until its sources have
- * said that they write nothing. */
-static void abandon_queued(prefill_engine *e, job *j, td_status why)
-{
-    td_error err = {0};
-
-    if (j->pages == NULL) { /* nothing will be read: any page will do for the checks */
-        j->n_pages = td_kv_pages_for((uint64_t)j->n_tokens);
-        j->pages = calloc(j->n_pages, sizeof *j->pages);
-    }
-    if (j->pages == NULL || open_push(e, j, &err) != TD_OK) {
-        /* No way to tell: the lease will. */
-        td_warn("abandon_failed", "request=%016llx error=\"%s\"", (unsigned long long)j->request,
-                err.text);
-        drop_job(e, j);
-        return;
-    }
-    jobs_set_state(e->jobs, j, JOB_PUSHING);
-    if (why == TD_CANCELED)
-        td_kv_push_cancel(j->push);
-    else
-        td_kv_push_finish(j->push, why, 0, 0, NULL);
-}
-
-static void cancel_job(prefill_engine *e, job *j)
-{
-    if (j->canceled)
-        return;
-    j->canceled = true;
-    td_counter_add(e->c_canceled, 1);
-    switch (j->state) {
-    case JOB_QUEUED: abandon_queued(e, j, TD_CANCELED); break;
-    case JOB_COMPUTING: break; /* seen by compute() at the end of this chunk */
-    case JOB_PUSHING: td_kv_push_cancel(j->push); break;
-    }
-}
-
 static void take_cancel(prefill_engine *e, const message *m)
 {
     job *j = jobs_find(e->jobs, m->request, m->attempt);
 
     if (j != NULL)
-        cancel_job(e, j);
+        prefill_cancel_job(e, j);
     else /* its Prefill may be behind it: then it must not run */
         jobs_remember(e->jobs, m->request, m->attempt);
     td_worker_reply(m->call, TD_OK, "", NULL);
@@ -275,7 +142,7 @@ static void take_done(prefill_engine *e, const message *m)
                 (unsigned long long)j->request, (unsigned)j->attempt, j->worker_id,
                 td_status_name(m->status), m->text);
     }
-    drop_job(e, j);
+    prefill_drop_job(e, j);
 }
 
 static void take_link_down(prefill_engine *e, int32_t link)
@@ -283,7 +150,7 @@ static void take_link_down(prefill_engine *e, int32_t link)
     job *j;
 
     while ((j = jobs_of_link(e->jobs, link)) != NULL)
-        cancel_job(e, j);
+        prefill_cancel_job(e, j);
 }
 
 static void take_drain(prefill_engine *e, const message *m)
@@ -348,7 +215,7 @@ static void enforce_drain_deadline(prefill_engine *e)
         if (j->state != JOB_PUSHING)
             prefill_send_event(e, j, TD_UNAVAILABLE, "this prefill worker has shut down", 0,
                                TANDEM__FINISH__FINISH_NONE);
-        cancel_job(e, j);
+        prefill_cancel_job(e, j);
     }
 }
 
@@ -418,11 +285,11 @@ static td_status run_job(prefill_engine *e, job *j, td_error *err)
     j->started_at = td_now_us();
     td_histogram_observe_us(e->h_queue, j->started_at - j->queued_at);
     publish_load(e);
-    st = open_push(e, j, err);
+    st = prefill_open_push(e, j, err);
     if (st != TD_OK) { /* a destination that does not fit: only the router can be told */
         td_counter_add(e->c_failed, 1);
         prefill_send_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
-        drop_job(e, j);
+        prefill_drop_job(e, j);
         return TD_OK;
     }
     st = compute(e, j, &token, &fatal, err);
@@ -464,7 +331,7 @@ td_status prefill_engine_run(prefill_engine *e, td_error *err)
         j = jobs_first_queued(e->jobs);
         /* No room: a transfer holds it, and its end is a message. */
         if (j != NULL) {
-            td_status room = take_pages(e, j, err);
+            td_status room = prefill_take_pages(e, j, err);
 
             if (room == TD_OK) {
                 st = run_job(e, j, err);
@@ -472,7 +339,7 @@ td_status prefill_engine_run(prefill_engine *e, td_error *err)
             }
             if (room != TD_BUSY || jobs_count(e->jobs).pushing == 0) {
                 prefill_send_event(e, j, room, err->text, 0, TANDEM__FINISH__FINISH_NONE);
-                abandon_queued(e, j, room);
+                prefill_abandon_queued(e, j, room);
                 continue;
             }
         }
@@ -493,7 +360,7 @@ td_status prefill_engine_run(prefill_engine *e, td_error *err)
         while ((j = jobs_of_link(e->jobs, -1)) != NULL) {
             if (j->state == JOB_QUEUED)
                 prefill_send_event(e, j, st, err->text, 0, TANDEM__FINISH__FINISH_NONE);
-            cancel_job(e, j);
+            prefill_cancel_job(e, j);
         }
     }
     return st;

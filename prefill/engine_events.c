@@ -5,11 +5,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-
-static ProtobufCBinaryData binary(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
+#include "common/pb_text.h"
 
 void prefill_send_event(prefill_engine *e, const job *j, td_status status, const char *text,
                         int32_t token, Tandem__Finish finish)
@@ -22,7 +18,7 @@ void prefill_send_event(prefill_engine *e, const job *j, td_status status, const
     ev.request = j->request;
     ev.attempt = (uint32_t)j->attempt;
     ev.status = status;
-    ev.text = binary(text);
+    ev.text = td_pb_text(text);
     ev.first_token = token;
     ev.index = j->index;
     ev.finish = finish;
@@ -55,11 +51,11 @@ void prefill_send_transfer_event(prefill_engine *e, const job *j, const td_kv_pu
     ev.request = j->request;
     ev.attempt = (uint32_t)j->attempt;
     ev.status = r->status;
-    ev.text = binary(r->text ? r->text : "");
+    ev.text = td_pb_text(r->text ? r->text : "");
     ev.tail_us = (uint64_t)prefill_tail_of(j, r->last_flush_us);
     ev.kv_bytes = r->bytes;
     ev.kv_puts = r->puts;
-    ev.transport = binary(r->transport ? r->transport : "");
+    ev.transport = td_pb_text(r->transport ? r->transport : "");
     msg.transfers = &list;
     msg.n_transfers = 1;
     if (td_worker_send(e->worker, j->link, &msg, &err) != TD_OK)

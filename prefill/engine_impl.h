@@ -1,5 +1,6 @@
 /* The inside of the prefill engine: what comes in (engine_intake.c), what is done with it
- * (engine.c), what routers are told (engine_events.c), and its metrics (engine_metrics.c). */
+ * (engine.c), where its KV goes (engine_push.c), what routers are told (engine_events.c), and its
+ * metrics (engine_metrics.c). */
 #ifndef TANDEM_PREFILL_ENGINE_IMPL_H
 #define TANDEM_PREFILL_ENGINE_IMPL_H
 
@@ -74,6 +75,16 @@ void prefill_make_metrics(prefill_engine *e, td_metrics *m);
 void prefill_post(prefill_engine *e, message *m);
 /* For the mailbox: user is not looked at. */
 void prefill_drop_message(void *user, void *msg);
+
+/* engine_push.c. Start j's push, whose end comes as MSG_DONE; take pages and a ring for its prompt
+ * (TD_BUSY: none are free); give back what it holds, and forget it. TD_INVALID, TD_NOMEM. */
+TD_MUST_CHECK td_status prefill_open_push(prefill_engine *e, job *j, td_error *err);
+TD_MUST_CHECK td_status prefill_take_pages(prefill_engine *e, job *j, td_error *err);
+void prefill_drop_job(prefill_engine *e, job *j);
+/* End a job that has not been computed: its push says why, and moves nothing. */
+void prefill_abandon_queued(prefill_engine *e, job *j, td_status why);
+/* Have it end soon, wherever it is; again is fine. */
+void prefill_cancel_job(prefill_engine *e, job *j);
 
 /* Events to the job's router. One that cannot be sent is lost, as if the link had broken after it.
  * The first is for the engine's thread, the second for that of the push's end. */

@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "common/log.h"
+#include "common/pb_text.h"
 #include "common/protocol.h"
 #include "router/completion_body.h"
 #include "router/openai.h"
@@ -55,8 +56,8 @@ static void reply_error(rpc_call *call, const td_error *err, uint32_t retry_s)
     Tandem__GatewayReply m = TANDEM__GATEWAY_REPLY__INIT;
 
     m.status = err->code;
-    m.text = rpc_api_binary(err->text);
-    m.param = rpc_api_binary(err->param);
+    m.text = td_pb_text(err->text);
+    m.param = td_pb_text(err->param);
     m.retry_ms = retry_s * 1000;
     reply(call, &m);
 }
@@ -65,7 +66,7 @@ static void take_hello(rpc_api *a, rpc_call *call, const Tandem__GatewayHello *h
 {
     Tandem__GatewayReply m = TANDEM__GATEWAY_REPLY__INIT;
     Tandem__GatewayWelcome w = TANDEM__GATEWAY_WELCOME__INIT;
-    ProtobufCBinaryData model = rpc_api_binary(router_model(a->r));
+    ProtobufCBinaryData model = td_pb_text(router_model(a->r));
     td_error err = {0};
 
     if (rpc_api_open_gateway(a, h, &err) != TD_OK) {
@@ -74,7 +75,7 @@ static void take_hello(rpc_api *a, rpc_call *call, const Tandem__GatewayHello *h
     }
     w.major = TD_PROTOCOL_MAJOR;
     w.minor = TD_PROTOCOL_MINOR;
-    w.router_id = rpc_api_binary(a->id);
+    w.router_id = td_pb_text(a->id);
     w.epoch = a->epoch;
     w.models = &model;
     w.n_models = model.len > 0;
@@ -235,7 +236,7 @@ static void take_cancel(rpc_api *a, rpc_call *call, const Tandem__GatewayCancel 
             continue;
         rpc_api_cancel_stream(s, "gateway_cancel");
         e.status = TD_CANCELED;
-        e.text = rpc_api_binary("canceled");
+        e.text = td_pb_text("canceled");
         rpc_api_add_event(s, &e);
         rpc_api_drop_stream(s);
     }

@@ -77,11 +77,6 @@ struct rpc_api {
     td_pb_arena arena;
 };
 
-static inline ProtobufCBinaryData rpc_api_binary(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
-
 /* ---- rpc_events.c ---- */
 
 /* What a request of user `stream_choice` calls. */

@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "common/log.h"
+#include "common/pb_text.h"
 #include "router/tokenizer.h"
 
 void rpc_api_send_pending(gateway *g)
@@ -19,7 +20,7 @@ void rpc_api_send_pending(gateway *g)
 
     if (g->pending.len == 0 || g->dead)
         return;
-    head.router_id = rpc_api_binary(a->id);
+    head.router_id = td_pb_text(a->id);
     head.epoch = a->epoch;
     head.seq = ++g->seq;
     n = tandem__gateway_events__get_packed_size(&head);
@@ -157,7 +158,7 @@ static void on_call_begin(void *user, size_t index, const char *id, td_slice nam
     Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
 
     e.tool_index = (int32_t)index;
-    e.tool_id = rpc_api_binary(id);
+    e.tool_id = td_pb_text(id);
     e.tool_name = (ProtobufCBinaryData){name.len, (uint8_t *)(uintptr_t)name.ptr};
     add_event(user, &e);
 }
@@ -195,9 +196,9 @@ static void on_finish(void *user, const char *reason, const request_usage *u)
     times.kv_tail_us = t->push_tail_us;
     times.kv_bytes = t->kv_bytes;
     times.kv_puts = t->kv_puts;
-    times.kv_transport = rpc_api_binary(t->kv_transport);
+    times.kv_transport = td_pb_text(t->kv_transport);
     times.retries = t->retries;
-    e.finish_reason = rpc_api_binary(reason);
+    e.finish_reason = td_pb_text(reason);
     e.usage = &usage;
     e.timings = &times;
     add_event(c, &e);
@@ -214,8 +215,8 @@ static void on_error(void *user, const td_error *err, uint32_t retry_s)
 
     (void)retry_s;
     e.status = err->code;
-    e.text = rpc_api_binary(err->text);
-    e.param = rpc_api_binary(err->param);
+    e.text = td_pb_text(err->text);
+    e.param = td_pb_text(err->param);
     add_event(c, &e);
     rpc_api_drop_stream(c->stream);
 }

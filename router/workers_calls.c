@@ -8,6 +8,7 @@
 #include <utlist.h>
 
 #include "common/log.h"
+#include "common/pb_text.h"
 #include "common/protocol.h"
 
 enum {
@@ -108,11 +109,6 @@ static workers_call *start_call(workers *w, const char *id, uint64_t incarnation
     return call;
 }
 
-static ProtobufCBinaryData binary(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
-
 workers_call *workers_reserve(workers *w, const char *id, uint64_t incarnation,
                               const Tandem__Reserve *m, uint32_t pages, workers_reply_fn fn,
                               void *arg)
@@ -120,7 +116,7 @@ workers_call *workers_reserve(workers *w, const char *id, uint64_t incarnation,
     Tandem__WorkerRequest req = TANDEM__WORKER_REQUEST__INIT;
     Tandem__Reserve reserve = *m;
 
-    reserve.router_id = binary(w->router_id);
+    reserve.router_id = td_pb_text(w->router_id);
     req.body_case = TANDEM__WORKER_REQUEST__BODY_RESERVE;
     req.reserve = &reserve;
     registry_sent_reserve(w->registry, id, pages);
@@ -138,7 +134,7 @@ workers_call *workers_prefill(workers *w, const char *id, uint64_t incarnation,
     Tandem__WorkerRequest req = TANDEM__WORKER_REQUEST__INIT;
     Tandem__Prefill prefill = *m;
 
-    prefill.router_id = binary(w->router_id);
+    prefill.router_id = td_pb_text(w->router_id);
     req.body_case = TANDEM__WORKER_REQUEST__BODY_PREFILL;
     req.prefill = &prefill;
     return start_call(w, id, incarnation, &req, PREFILL_MS, fn, arg);
@@ -180,9 +176,9 @@ void workers_greet(workers *w, peer *p, const worker_view *v)
 
     hello.major = TD_PROTOCOL_MAJOR;
     hello.minor = TD_PROTOCOL_MINOR;
-    hello.router_id = binary(w->router_id);
+    hello.router_id = td_pb_text(w->router_id);
     hello.link = v->link;
-    hello.refused = binary(v->state == WORKER_REFUSED ? v->refused : "");
+    hello.refused = td_pb_text(v->state == WORKER_REFUSED ? v->refused : "");
     req.body_case = TANDEM__WORKER_REQUEST__BODY_HELLO;
     req.hello = &hello;
     if (call == NULL || !pack(&req, &bytes, &n)) {

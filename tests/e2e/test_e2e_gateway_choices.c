@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/gateway.h"
+#include "common/pb_text.h"
 #include "common/protocol.h"
 #include "common/rpc.h"
 #include "proto/tandem.pb-c.h"
@@ -185,11 +186,6 @@ static Tandem__GatewayReply *call(rpc_client *client, const Tandem__GatewayReque
     return m;
 }
 
-static ProtobufCBinaryData binary(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
-
 static void test_older_gateways_get_one_answer(cluster *c)
 {
     process *router = serve(c, NULL);
@@ -208,22 +204,22 @@ static void test_older_gateways_get_one_answer(cluster *c)
     assert_int_equal(rpc_client_open(&(rpc_client_options){.url = url}, &client, &err), TD_OK);
     hello.major = TD_PROTOCOL_MAJOR;
     hello.minor = TD_CHOICES_MINOR - 1;
-    hello.gateway_id = binary("old");
-    hello.events_url = binary(rpc_pull_url(events));
+    hello.gateway_id = td_pb_text("old");
+    hello.events_url = td_pb_text(rpc_pull_url(events));
     req.body_case = TANDEM__GATEWAY_REQUEST__BODY_HELLO;
     req.hello = &hello;
     m = call(client, &req);
     assert_int_equal(m->status, TD_OK);
     tandem__gateway_reply__free_unpacked(m, NULL);
-    generate.gateway_id = binary("old");
-    generate.chat_json = binary(CHAT(2, 10));
+    generate.gateway_id = td_pb_text("old");
+    generate.chat_json = td_pb_text(CHAT(2, 10));
     req.body_case = TANDEM__GATEWAY_REQUEST__BODY_GENERATE;
     req.generate = &generate;
     m = call(client, &req);
     assert_int_equal(m->status, TD_INVALID);
     assert_true(m->param.len == 1 && m->param.data[0] == 'n');
     tandem__gateway_reply__free_unpacked(m, NULL);
-    generate.chat_json = binary(CHAT(1, 10));
+    generate.chat_json = td_pb_text(CHAT(1, 10));
     m = call(client, &req);
     assert_int_equal(m->status, TD_OK);
     assert_non_null(m->accepted);

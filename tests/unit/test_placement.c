@@ -7,15 +7,11 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "common/pb_text.h"
 #include "common/protocol.h"
 #include "router/admission.h"
 #include "router/placement.h"
 #include "router/registry.h"
-
-static ProtobufCBinaryData bytes(const char *s)
-{
-    return (ProtobufCBinaryData){strlen(s), (uint8_t *)(uintptr_t)s};
-}
 
 typedef struct fake {
     Tandem__WorkerMessage msg;
@@ -29,13 +25,13 @@ static fake *fake_init(fake *f, const char *id, Tandem__Role role)
     tandem__worker_message__init(&f->msg);
     tandem__worker_report__init(&f->report);
     tandem__model_identity__init(&f->model);
-    f->msg.worker_id = bytes(id);
+    f->msg.worker_id = td_pb_text(id);
     f->msg.incarnation = 7;
     f->msg.seq = 1;
     f->msg.report = &f->report;
     f->report.role = role;
     f->report.state = TANDEM__WORKER_STATE__STATE_READY;
-    f->report.rpc_url = bytes("tcp://127.0.0.1:5000");
+    f->report.rpc_url = td_pb_text("tcp://127.0.0.1:5000");
     f->report.model = &f->model;
     f->report.heartbeat_ms = 500;
     f->report.major = TD_PROTOCOL_MAJOR;
@@ -44,7 +40,7 @@ static fake *fake_init(fake *f, const char *id, Tandem__Role role)
     f->report.rings_total = f->report.rings_free = 8;
     f->report.max_batch = 8;
     f->report.max_prompt_tokens = 4096;
-    f->model.name = bytes("tiny");
+    f->model.name = td_pb_text("tiny");
     f->model.config_hash = 1;
     f->model.checkpoint_hash = 2;
     f->model.kv_wire_hash = 3;
@@ -223,7 +219,7 @@ static void test_registry_a_malformed_message_changes_nothing(void **state)
     fake_init(&d, "d0", TANDEM__ROLE__ROLE_UNKNOWN);
     assert_int_equal(registry_message(r, &d.msg, 0, &v, &c, &err), TD_INVALID);
     fake_init(&d, "d0", TANDEM__ROLE__ROLE_DECODE);
-    d.report.rpc_url = bytes("");
+    d.report.rpc_url = td_pb_text("");
     assert_int_equal(registry_message(r, &d.msg, 0, &v, &c, &err), TD_INVALID);
     d.msg.report = NULL; /* not malformed: of one that has been given up and does not know it */
     assert_int_equal(registry_message(r, &d.msg, 0, &v, &c, &err), TD_OK);
