@@ -131,13 +131,13 @@ static void take_message(workers *w, const incoming *in)
     td_error err = {0};
     const worker_view *v, *old = NULL;
     registry_change change;
-    char id[REGISTRY_ID_BYTES];
+    char id[REGISTRY_ID_BYTES] = "";
     uint64_t old_incarnation = 0, incarnation;
     peer *p;
     Tandem__WorkerMessage *m =
         td_pb_unpack(&w->arena, &tandem__worker_message__descriptor, in->bytes, in->n, &err);
 
-    if (m != NULL && m->worker_id.len < sizeof id) {
+    if (m != NULL && m->worker_id.len > 0 && m->worker_id.len < sizeof id) {
         memcpy(id, m->worker_id.data, m->worker_id.len);
         id[m->worker_id.len] = '\0';
         old = registry_find(w->registry, id);

@@ -341,12 +341,29 @@ static td_status say_hello(rpc_client *client, uint32_t major, uint32_t minor, c
     return st;
 }
 
+/* What no worker says: nothing, bytes of another kind, a message that names nobody. */
+static void say_nothing_to_the_workers_door(cluster *c)
+{
+    static const char nobody[] = {0x18, 1}; /* seq 1 */
+    rpc_push *push;
+    td_error err = {0};
+
+    assert_int_equal(rpc_push_open(&(rpc_push_options){.url = c->workers_url}, &push, &err), TD_OK);
+    assert_int_equal(rpc_push_send(push, "", 0, &err), TD_OK);
+    assert_int_equal(rpc_push_send(push, "\xff\xff", 2, &err), TD_OK);
+    assert_int_equal(rpc_push_send(push, nobody, sizeof nobody, &err), TD_OK);
+    E2E_AWAIT(process_log_count(c->router, "bad_worker_message") == 3);
+    rpc_push_close(push);
+}
+
 static void test_versions(cluster *c)
 {
     process *router = cluster_router(c, "--rpc-listen tcp://127.0.0.1:0");
     rpc_client *client;
     char url[160], text[256];
     td_error err = {0};
+
+    say_nothing_to_the_workers_door(c);
 
     rpc_url(router, url, sizeof url);
     assert_int_equal(rpc_client_open(&(rpc_client_options){.url = url}, &client, &err), TD_OK);
