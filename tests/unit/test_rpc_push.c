@@ -1,135 +1,16 @@
-/* rpc push and pull over real sockets: order, back-pressure, bounds, death and return. */
+/* rpc push and pull over real sockets: order and delivery, from one sender and many. Bounds, death
+ * and the end: test_rpc_push_ends.c. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 
 #include "common/mailbox.h"
-#include "common/rpc.h"
-#include "tests/unit/tally.h"
-
-enum { GOT, WRONG, PUSH_UP, PUSH_DOWN, PULL_UP, PULL_DOWN, DEAD_BUSY, DEAD_STUCK, RESET };
-enum { LONG_MS = 30000 };
-
-static tally seen;
-
-static int setup(void **state)
-{
-    (void)state;
-    tally_init(&seen);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tally_fini(&seen);
-    return 0;
-}
-
-static const char *fresh_ipc(char *out, size_t cap)
-{
-    static int n;
-
-    snprintf(out, cap, "ipc:///tmp/td_test_rpc_push.%d.%d", (int)getpid(), n++);
-    return out;
-}
-
-static void push_peer(void *user, bool up)
-{
-    (void)user;
-    tally_add(&seen, up ? PUSH_UP : PUSH_DOWN, 1);
-}
-
-static void push_dead(void *user, td_status why)
-{
-    (void)user;
-    tally_add(&seen, why == TD_BUSY ? DEAD_BUSY : why == TD_DEADLINE ? DEAD_STUCK : WRONG, 1);
-}
-
-static rpc_push *open_push(rpc_push_options opt)
-{
-    rpc_push *p = NULL;
-    td_error err = {0};
-
-    opt.on_peer = push_peer;
-    opt.on_dead = opt.on_dead != NULL ? opt.on_dead : push_dead;
-    if (rpc_push_open(&opt, &p, &err) != TD_OK)
-        fail_msg("%s", err.text);
-    return p;
-}
-
-/* ---- the receiving side: numbers per peer, which must come without a gap ---- */
-
-typedef struct numbers {
-    uint32_t peer[8];
-    uint64_t next[8];
-    bool down[8];
-    int n;
-} numbers;
-
-static int numbers_of(numbers *g, uint32_t peer)
-{
-    for (int i = 0; i < g->n; i++) {
-        if (g->peer[i] == peer)
-            return i;
-    }
-    return -1;
-}
-
-static void pull_peer(void *user, uint32_t peer, bool up)
-{
-    numbers *g = user;
-    int i = numbers_of(g, peer);
-
-    if (up != (i < 0) || (up && g->n == 8))
-        tally_add(&seen, WRONG, 1);
-    else if (up)
-        g->peer[g->n++] = peer;
-    else
-        g->down[i] = true;
-    tally_add(&seen, up ? PULL_UP : PULL_DOWN, 1);
-}
-
-static void pull_number(void *user, uint32_t peer, const void *bytes, size_t n)
-{
-    numbers *g = user;
-    int i = numbers_of(g, peer);
-    uint64_t number;
-
-    memcpy(&number, bytes, sizeof number);
-    if (n < sizeof number || i < 0 || g->down[i] || number != g->next[i]++)
-        tally_add(&seen, WRONG, 1);
-    tally_add(&seen, GOT, 1);
-}
-
-static rpc_pull *open_pull(const char *url, numbers *g)
-{
-    rpc_pull_options opt = {.url = url, .on_message = pull_number, .on_peer = pull_peer, .user = g};
-    rpc_pull *p = NULL;
-    td_error err = {0};
-
-    if (rpc_pull_open(&opt, &p, &err) != TD_OK)
-        fail_msg("%s", err.text);
-    return p;
-}
-
-static void push_number(rpc_push *p, uint64_t number, size_t bytes)
-{
-    static char msg[1 << 20];
-    td_error err = {0};
-
-    memcpy(msg, &number, sizeof number);
-    if (rpc_push_send(p, msg, bytes, &err) != TD_OK)
-        fail_msg("message %lu: %s", (unsigned long)number, err.text);
-}
-
-/* ---- tests ---- */
+#include "tests/unit/rpc_push_fixture.h"
 
 static void test_rpc_push_arrives_in_order_over_every_transport(void **state)
 {
@@ -251,126 +132,6 @@ static void test_rpc_push_20000_reach_a_slow_reader_in_order(void **state)
     rpc_push_close(push);
     rpc_pull_close(r.pull);
     td_mailbox_free(r.box);
-}
-
-static void test_rpc_push_to_nobody_is_bounded_then_dead(void **state)
-{
-    char url[64], msg[100] = {0};
-    rpc_push *push = open_push((rpc_push_options){.url = fresh_ipc(url, sizeof url),
-                                                  .max_messages = 10,
-                                                  .max_bytes = 599,
-                                                  .stuck_ms = LONG_MS});
-    size_t n, bytes;
-    td_error err = {0};
-
-    (void)state;
-    for (int i = 0; i < 5; i++)
-        assert_int_equal(rpc_push_send(push, msg, sizeof msg, &err), TD_OK);
-    rpc_push_load(push, &n, &bytes);
-    assert_int_equal(n, 5);
-    assert_int_equal(bytes, 500);
-    assert_int_equal(rpc_push_send(push, msg, sizeof msg, &err), TD_UNAVAILABLE);
-    assert_true(tally_reaches(&seen, DEAD_BUSY, 1));
-    assert_int_equal(rpc_push_send(push, msg, 1, &err), TD_UNAVAILABLE);
-    assert_int_equal(rpc_push_flush(push, LONG_MS), TD_UNAVAILABLE);
-    rpc_push_load(push, &n, &bytes);
-    assert_true(n == 0 && bytes == 0);
-    rpc_push_reset(push);
-    for (int i = 0; i < 10; i++) /* now by number */
-        assert_int_equal(rpc_push_send(push, msg, 1, &err), TD_OK);
-    assert_int_equal(rpc_push_send(push, msg, 1, &err), TD_UNAVAILABLE);
-    assert_true(tally_reaches(&seen, DEAD_BUSY, 2));
-    assert_int_equal(rpc_push_flush(push, LONG_MS), TD_UNAVAILABLE);
-    rpc_push_close(push);
-    assert_int_equal(tally_of(&seen, DEAD_BUSY), 2);
-}
-
-static void test_rpc_push_stuck_is_dead_and_returns_after_a_reset(void **state)
-{
-    char url[64];
-    numbers g = {.next = {7}};
-    rpc_push *push =
-        open_push((rpc_push_options){.url = fresh_ipc(url, sizeof url), .stuck_ms = 50});
-    td_usec before = td_now_us();
-    rpc_pull *pull;
-
-    (void)state;
-    push_number(push, 1, 8);
-    push_number(push, 2, 8);
-    assert_true(tally_reaches(&seen, DEAD_STUCK, 1));
-    assert_true(td_now_us() >= before + 50 * TD_USEC_PER_MSEC);
-    pull = open_pull(url, &g);
-    assert_true(tally_reaches(&seen, PUSH_UP, 1));
-    assert_int_equal(rpc_push_send(push, "x", 1, NULL), TD_UNAVAILABLE); /* up is not enough */
-    rpc_push_reset(push);
-    push_number(push, 7, 8); /* 1 and 2 must not come */
-    assert_true(tally_reaches(&seen, GOT, 1));
-    assert_int_equal(tally_of(&seen, WRONG), 0);
-    assert_int_equal(tally_of(&seen, DEAD_STUCK), 1);
-    rpc_push_close(push);
-    rpc_pull_close(pull);
-}
-
-/* A puller that stops reading: sends never block, and the push dies of it. After a reset it begins
- * anew on a connection of its own, as the old one has half a message on it. */
-static void test_rpc_push_to_a_reader_that_stops_dies_of_its_bound(void **state)
-{
-    static char big[1 << 20];
-    numbers g = {0};
-    rpc_pull *pull = open_pull("tcp://127.0.0.1:0", &g);
-    rpc_push *push = open_push((rpc_push_options){.url = rpc_pull_url(pull), .stuck_ms = LONG_MS});
-    td_status st = TD_OK;
-    size_t bytes = 0;
-
-    (void)state;
-    assert_true(tally_reaches(&seen, PUSH_UP, 1));
-    rpc_pull_pause(pull);
-    for (uint64_t k = 0; k < 100 && st == TD_OK; k++) { /* 16 MiB wait here, a few in the kernel */
-        memcpy(big, &k, sizeof k);
-        st = rpc_push_send(push, big, sizeof big, NULL);
-        rpc_push_load(push, NULL, &bytes);
-        assert_true(bytes <= (size_t)16 << 20);
-    }
-    assert_int_equal(st, TD_UNAVAILABLE);
-    assert_true(tally_reaches(&seen, DEAD_BUSY, 1));
-    rpc_push_reset(push);
-    push_number(push, 0, 8);
-    rpc_pull_resume(pull);
-    assert_true(tally_reaches(&seen, PULL_UP, 2));
-    assert_int_equal(rpc_push_flush(push, LONG_MS), TD_OK);
-    rpc_push_close(push);
-    assert_true(tally_reaches(&seen, PULL_DOWN, 2));
-    assert_int_equal(g.next[1], 1);
-    assert_int_equal(tally_of(&seen, WRONG), 0);
-    rpc_pull_close(pull);
-}
-
-static void reset_in_callback(void *user, td_status why)
-{
-    rpc_push **p = user;
-
-    push_dead(NULL, why);
-    rpc_push_reset(*p);
-    tally_add(&seen, RESET, 1);
-}
-
-static void test_rpc_push_may_be_reset_in_on_dead(void **state)
-{
-    char url[64];
-    rpc_push *push = NULL;
-    rpc_push_options opt = {.url = fresh_ipc(url, sizeof url),
-                            .stuck_ms = 1,
-                            .on_dead = reset_in_callback,
-                            .user = &push};
-
-    (void)state;
-    assert_int_equal(rpc_push_open(&opt, &push, NULL), TD_OK);
-    for (long i = 1; i <= 5; i++) {
-        push_number(push, 0, 8);
-        assert_true(tally_reaches(&seen, RESET, i));
-    }
-    assert_int_equal(tally_of(&seen, DEAD_STUCK), 5);
-    rpc_push_close(push);
 }
 
 static void test_rpc_pull_tells_its_senders_apart(void **state)
@@ -532,93 +293,15 @@ static void test_rpc_push_takes_messages_from_many_threads(void **state)
     rpc_pull_close(pull);
 }
 
-static void test_rpc_push_flush_then_close_loses_nothing(void **state)
-{
-    (void)state;
-    for (int round = 0; round < 20; round++) {
-        numbers g = {0};
-        rpc_pull *pull = open_pull("tcp://127.0.0.1:0", &g);
-        rpc_push *push = open_push((rpc_push_options){.url = rpc_pull_url(pull)});
-
-        for (uint64_t k = 0; k < 8; k++) /* more than the kernel takes at once */
-            push_number(push, k, 1 << 20);
-        assert_int_equal(rpc_push_flush(push, LONG_MS), TD_OK);
-        rpc_push_close(push);
-        assert_true(tally_reaches(&seen, GOT, (round + 1) * 8));
-        rpc_pull_close(pull);
-    }
-    assert_int_equal(tally_of(&seen, WRONG), 0);
-}
-
-static void test_rpc_push_flush_waits_for_the_last_message_to_be_written(void **state)
-{
-    enum { HUGE = 24 << 20 }; /* more than the kernel takes */
-    numbers g = {0};
-    rpc_pull_options opt = {.url = "tcp://127.0.0.1:0",
-                            .max_message_bytes = HUGE,
-                            .on_message = pull_number,
-                            .on_peer = pull_peer,
-                            .user = &g};
-    char *huge = calloc(1, HUGE);
-    rpc_pull *pull = NULL;
-    rpc_push *push;
-
-    (void)state;
-    assert_non_null(huge);
-    assert_int_equal(rpc_pull_open(&opt, &pull, NULL), TD_OK);
-    push = open_push((rpc_push_options){.url = rpc_pull_url(pull),
-                                        .max_bytes = 2 * HUGE,
-                                        .max_message_bytes = HUGE,
-                                        .stuck_ms = LONG_MS});
-    rpc_pull_pause(pull);
-    push_number(push, 0, 8); /* the reader stops at this one */
-    assert_int_equal(rpc_push_flush(push, LONG_MS), TD_OK);
-    huge[0] = 1;
-    assert_int_equal(rpc_push_send(push, huge, HUGE, NULL), TD_OK);
-    assert_int_equal(rpc_push_flush(push, 100), TD_DEADLINE);
-    rpc_pull_resume(pull);
-    assert_int_equal(rpc_push_flush(push, LONG_MS), TD_OK);
-    rpc_push_close(push);
-    assert_true(tally_reaches(&seen, GOT, 2));
-    assert_int_equal(tally_of(&seen, WRONG), 0);
-    rpc_pull_close(pull);
-    free(huge);
-}
-
-static void test_rpc_push_close_drops_what_waits_without_a_word(void **state)
-{
-    char url[64];
-    rpc_push *push = open_push((rpc_push_options){.url = fresh_ipc(url, sizeof url)});
-
-    (void)state;
-    for (uint64_t k = 0; k < 30; k++)
-        push_number(push, k, 1000);
-    assert_int_equal(rpc_push_flush(push, 1), TD_DEADLINE);
-    rpc_push_close(push);
-    for (int i = 0; i < TALLY_COUNTERS; i++)
-        assert_int_equal(tally_of(&seen, i), 0);
-}
-
 #define T(name) cmocka_unit_test_setup_teardown(test_rpc_##name, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(push_arrives_in_order_over_every_transport),
-        T(push_may_listen_and_pull_dial),
-        T(push_20000_reach_a_slow_reader_in_order),
-        T(push_to_nobody_is_bounded_then_dead),
-        T(push_stuck_is_dead_and_returns_after_a_reset),
-        T(push_to_a_reader_that_stops_dies_of_its_bound),
-        T(push_may_be_reset_in_on_dead),
-        T(pull_tells_its_senders_apart),
-        T(pull_gets_the_last_message_before_the_down),
-        T(push_finds_a_restarted_puller),
-        T(pull_disconnects_who_sends_too_much),
-        T(push_takes_messages_from_many_threads),
-        T(push_flush_then_close_loses_nothing),
-        T(push_flush_waits_for_the_last_message_to_be_written),
-        T(push_close_drops_what_waits_without_a_word),
+        T(push_arrives_in_order_over_every_transport), T(push_may_listen_and_pull_dial),
+        T(push_20000_reach_a_slow_reader_in_order),    T(pull_tells_its_senders_apart),
+        T(pull_gets_the_last_message_before_the_down), T(push_finds_a_restarted_puller),
+        T(pull_disconnects_who_sends_too_much),        T(push_takes_messages_from_many_threads),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
