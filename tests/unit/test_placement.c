@@ -128,7 +128,7 @@ static void test_registry_leaves_an_id_to_the_worker_that_has_it(void **state)
     fake_init(&d, "d0", TANDEM__ROLE__ROLE_DECODE);
     fake_init(&twin, "d0", TANDEM__ROLE__ROLE_DECODE);
     twin.msg.incarnation = 8;
-    twin.report.rpc_url = bytes("tcp://127.0.0.1:6000");
+    twin.report.rpc_url = td_pb_text("tcp://127.0.0.1:6000");
     assert_int_equal(take(r, &d, 0), REGISTRY_JOINED);
     /* The end of the first may be about to be known: then this is its next life. */
     assert_int_equal(registry_message(r, &twin.msg, 1, &v, &c, NULL), TD_OK);
