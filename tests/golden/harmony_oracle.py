@@ -8,8 +8,8 @@ made to read from the same folder. Run it through oracle.sh, which gets both.
 
 Checked on random input, --count cases of each kind:
   schema        the developer message of random tools, token by token;
-  conversation  whole prompts, with built-in tools, other identities and channels, with and without
-                dropping of reasoning, and for training. Where our rule for dropping differs from the
+  conversation  whole prompts, with built-in tools, answers' formats, other identities and channels,
+                with and without dropping of reasoning, and for training. Where our rule for dropping differs from the
                 library's by decision, the messages handed to the library are those that ours keeps;
   message       single messages with names, recipients, channels and content types;
   answer        well-formed answers, some of them cut, at every token and at their end;
@@ -63,18 +63,39 @@ class Reference:
                                        t["function"].get("parameters")) for t in tools])
         return oh.Message.from_role_and_content(oh.Role.DEVELOPER, dev)
 
+    def compact(self, value):
+        """JSON as the library spells it, which it does after "default:"."""
+        message = self.developer("", [{"function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"x": {"type": "number", "default": value}}}}}])
+        shown = self.enc.decode(self.enc.render(message))
+        return shown[shown.index("// default: ") + 12:shown.rindex("\n}) => any;")]
+
+    def with_format(self, message, wanted):
+        """The library has no answers' formats: a section at the end of the text, as its guide has it."""
+        spec = wanted.get("json_schema", {"name": "json_object", "schema": {"type": "object"}})
+        shown = self.enc.decode(self.enc.render(message))
+        shown = shown[len("<|start|>developer<|message|>"):-len("<|end|>")]
+        shown += ("\n\n" if shown else "") + f"# Response Formats\n\n## {spec['name']}\n\n"
+        if spec.get("description"):
+            shown += f"// {spec['description']}\n"
+        return self.oh.Message.from_role_and_content(self.oh.Role.DEVELOPER,
+                                                     shown + self.compact(spec["schema"]))
+
     def messages(self, body, keep_analysis):
         """The body as Harmony messages, by the mapping and the dropping rule of our own."""
         oh = self.oh
         tools = [] if body.get("tool_choice") == "none" else body.get("tools", [])
         out = [self.system(body)]
-        chat = list(body["messages"])
+        chat = [{**m, "content": "".join(p["text"] for p in m["content"])}
+                if isinstance(m.get("content"), list) else m for m in body["messages"]]
         lead = []
         while chat and chat[0]["role"] in ("system", "developer"):
             lead.append(chat.pop(0)["content"])
         instructions = "\n\n".join(t for t in lead if t)
         if instructions or tools:
             out.append(self.developer(instructions, tools))
+        elif "response_format" in body:
+            out.append(self.developer("", []))
 
         def final(m):
             return m["role"] == "assistant" and m.get("content") and not m.get("tool_calls")
@@ -131,11 +152,21 @@ class Reference:
 
     def render(self, body, keep_analysis, training):
         config = self.oh.RenderConversationConfig(auto_drop_analysis=False)
-        conv = self.oh.Conversation.from_messages(self.messages(body, keep_analysis))
+        messages = self.messages(body, keep_analysis)
+        conv = self.oh.Conversation.from_messages(messages)
         if training:
-            return self.enc.render_conversation_for_training(conv, config=config)
-        return self.enc.render_conversation_for_completion(conv, self.oh.Role.ASSISTANT,
-                                                           config=config)
+            tokens = self.enc.render_conversation_for_training(conv, config=config)
+        else:
+            tokens = self.enc.render_conversation_for_completion(conv, self.oh.Role.ASSISTANT,
+                                                                 config=config)
+        if "response_format" in body:  # now: the system message looks for tools in the one without
+            plain = self.enc.render(messages[1])
+            at = len(self.enc.render(messages[0]))
+            while tokens[at:at + len(plain)] != plain:
+                at += 1
+            more = self.with_format(messages[1], body["response_format"])
+            tokens[at:at + len(plain)] = self.enc.render(more)
+        return tokens
 
     def message(self, m):
         oh = self.oh

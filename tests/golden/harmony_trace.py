@@ -14,7 +14,7 @@ from harmony_random import NAMES, text
 
 CHANNELS = ("analysis", "commentary", "final")
 DECLARED = sorted(set(NAMES))
-CALL = re.compile(r"functions\.[A-Za-z0-9_-]+$")
+CALL = re.compile(r"functions\.[A-Za-z0-9_-][A-Za-z0-9_.-]*(?<!\.)$")
 GLUED = re.compile(r"(json|code|text|commentary|analysis|final|assistant)$", re.I)
 TYPE = re.compile(r"(<\|constrain\|>)?[a-z]*$")
 STOPS = ("<|return|>", "<|call|>", "<|endoftext|>")
@@ -29,23 +29,34 @@ def answer(r, ref):
     spell = ""
     for i in range(r.randint(0, 3)):
         spell += "<|start|>assistant" if i else ""
-        spell += f"<|channel|>{r.choice(CHANNELS[:2])}<|message|>{body(r)}<|end|>"
+        if r.random() < 0.15:  # one call of several
+            spell += call(r, "functions." + r.choice(NAMES + ["a.b", "other"])) + "<|end|>"
+        elif r.random() < 0.15:  # of a tool that runs here, or of what is none
+            name = r.choice(["python", "browser.search", "browser.open", "assistant"])
+            spell += f"<|channel|>analysis to={name} code<|message|>{body(r)}<|end|>"
+        else:
+            spell += f"<|channel|>{r.choice(CHANNELS[:2])}<|message|>{body(r)}<|end|>"
     spell += "<|start|>assistant" if spell else ""
-    kind = r.choice([" <|constrain|>json", "<|constrain|>json", " json", " code", ""])
     if r.random() < 0.5:
         spell += f"<|channel|>final<|message|>{body(r)}<|return|>"
     else:
-        to, channel = f" to=functions.{r.choice(NAMES)}", r.choice(CHANNELS[:2])
-        spell += (f"{to}<|channel|>{channel}{kind}" if r.random() < 0.5
-                  else f"<|channel|>{channel}{to}{kind}")
-        spell += "<|message|>" + r.choice(["{}", '{"a":"é"}', '{"x": [1, 2]}', "", " ", body(r)])
+        spell += call(r, "functions." + r.choice(NAMES))
         spell += r.choice(["<|call|>", "<|call|>", "<|return|>"])
     tokens = encode(ref, spell)
     return tokens[:r.randrange(len(tokens) + 1)] if r.random() < 0.2 else tokens, DECLARED
 
 
+def call(r, name):
+    to, channel = f" to={name}", r.choice(CHANNELS[:2])
+    kind = r.choice([" <|constrain|>json", "<|constrain|>json", " json", " code", ""])
+    header = (f"{to}<|channel|>{channel}{kind}" if r.random() < 0.5
+              else f"<|channel|>{channel}{to}{kind}")
+    return (f"{header}<|message|>"
+            + r.choice(["{}", '{"a":"é"}', '{"x": [1, 2]}', "", " ", body(r)]))
+
+
 def body(r):
-    return text(r, 8).replace("<|end|>", "<end>")
+    return text(r, 8).replace("<|", "<")
 
 
 def mutant(r, ref):
