@@ -63,6 +63,9 @@ bool gr_schema_plain_object(const gr_view *v)
 
 bool gr_schema_is_map(const gr_view *v)
 {
+    if (v->of[GR_KW_PROPERTIES] != NULL && v->of[GR_KW_ADDITIONAL] == NULL &&
+        gr_schema_any_names(v))
+        return false; /* there are no others, also where there is none */
     return (v->of[GR_KW_MIN_PROPERTIES] != NULL || v->of[GR_KW_MAX_PROPERTIES] != NULL ||
             !gr_schema_any_names(v)) &&
            cJSON_GetArraySize(v->of[GR_KW_PROPERTIES]) == 0 &&

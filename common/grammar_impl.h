@@ -174,8 +174,12 @@ typedef struct gr_range {
     bool has_lo, has_hi, lo_out, hi_out; /* *_out: the bound itself is outside */
     double lo, hi;
     bool integer;
-    uint32_t multiple; /* of an integer; 0 or 1: any */
+    uint32_t multiple; /* of 10 to the power of -scale; 0: any number */
+    int scale;
 } gr_range;
+
+/* The multiple that a schema asks for: at most 1,000 of 9 digits' fractions. False: another. */
+bool gr_number_multiple(double v, gr_range *r);
 
 td_status gr_number_nfa(gr_nfa *a, int32_t from, const gr_range *range, int32_t to, td_error *err);
 

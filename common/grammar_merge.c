@@ -333,9 +333,10 @@ static td_status join(gr_schema *c, const parts *p, const gr_path *path, cJSON *
                                        GR_KW_MINIMUM, GR_KW_EXCLUSIVE_MINIMUM};
     static const gr_keyword upper[] = {GR_KW_MAX_PROPERTIES, GR_KW_MAX_ITEMS, GR_KW_MAX_LENGTH,
                                        GR_KW_MAXIMUM, GR_KW_EXCLUSIVE_MAXIMUM};
-    static const gr_keyword only[] = {GR_KW_CONST,        GR_KW_ANY_OF,  GR_KW_ONE_OF,
-                                      GR_KW_PREFIX_ITEMS, GR_KW_PATTERN, GR_KW_FORMAT,
-                                      GR_KW_MULTIPLE_OF};
+    static const gr_keyword only[] = {
+        GR_KW_CONST,         GR_KW_ANY_OF, GR_KW_ONE_OF,      GR_KW_PREFIX_ITEMS,
+        GR_KW_PATTERN,       GR_KW_FORMAT, GR_KW_MULTIPLE_OF, GR_KW_PATTERN_PROPERTIES,
+        GR_KW_PROPERTY_NAMES};
     td_status st;
     bool ok = true;
 

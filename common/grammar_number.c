@@ -3,9 +3,10 @@
  * A number is followed beside the digits of both bounds: as long as it equals one so far it is
  * "tight" there, and the bound's next digit limits its own; once it is not, only its length
  * matters. Lengths are told apart first, since a longer number without leading zeros is larger.
- * The remainder of a multiple is a third thing that a state knows. There are no exponents, and at
- * most 15 significant digits where there is a fraction: such numbers are different as doubles when
- * they differ, so that a bound that is outside stays outside for whoever reads them. */
+ * The remainder of a multiple is a third thing that a state knows; a multiple of so many hundredths
+ * is one of as many whole ones, two digits further. There are no exponents, and at most 15
+ * significant digits where there is a fraction: such numbers are different as doubles when they
+ * differ, so that a bound that is outside stays outside for whoever reads them. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@ enum {
     EXACT_DIGITS = 15,
     MAX_FRACTION = 40, /* of a bound, beyond what a number may have */
     MAX_MULTIPLE = 1000,
+    MAX_SCALE = 9,
 };
 
 /* A magnitude; digits past the end are zeros. */
@@ -31,10 +33,11 @@ typedef struct machine {
     decimal lo, hi;
     bool lo_out, hi_out;
     bool integer;
-    uint32_t m;    /* multiple; 1 for numbers with fractions */
+    uint32_t m;    /* multiple of 10 to the power of -scale; 1: any */
+    int scale;     /* digits that a fraction may have; -1: as many as there is room for */
     int length;    /* of the whole part in hand */
     int32_t *free; /* states that are not tight: by digits left and remainder; 0: not made */
-    int32_t *tail; /* the same in a fraction, by digits left */
+    int32_t *tail; /* the same in a fraction */
     int32_t to;
 } machine;
 
@@ -97,29 +100,39 @@ static bool may_stop(const machine *x, int at, bool tlo, bool thi)
     return !(thi && zeros_from(&x->hi, at) && x->hi_out);
 }
 
+/* Whether a number with `at` digits of a fraction and this remainder is a multiple. */
+static bool is_multiple(const machine *x, int at, uint32_t rest)
+{
+    for (; at < x->scale; at++)
+        rest = rest * 10 % x->m;
+    return rest == 0;
+}
+
 /* From digit `at` of a fraction on, `left` may still come; stop: the number may end here. */
-static void fraction(machine *x, int32_t from, int at, int left, bool tlo, bool thi, bool stop)
+static void fraction(machine *x, int32_t from, int at, int left, bool tlo, bool thi, bool stop,
+                     uint32_t rest)
 {
     gr_nfa *a = x->a;
 
     if (a->oom || a->large)
         return; /* or states that cannot be made would be asked for again and again */
-    if (stop && may_stop(x, at, tlo, thi))
+    if (stop && may_stop(x, at, tlo, thi) && is_multiple(x, at, rest))
         gr_nfa_eps(a, from, x->to);
     for (int d = 0; d <= 9 && left > 0; d++) {
         int lo = at < MAX_FRACTION ? x->lo.fraction[at] : 0;
         int hi = at < MAX_FRACTION ? x->hi.fraction[at] : 0;
         bool next_lo = tlo && d == lo, next_hi = thi && d == hi;
-        int32_t next;
+        uint32_t next_rest = (rest * 10 + (uint32_t)d) % x->m;
+        int32_t next, *known = &x->tail[(size_t)(left - 1) * x->m + next_rest];
 
         if ((tlo && d < lo) || (thi && d > hi))
             continue;
         if (next_lo || next_hi) {
             next = gr_nfa_state(a);
-            fraction(x, next, at + 1, left - 1, next_lo, next_hi, true);
-        } else if ((next = x->tail[left - 1]) == 0) {
-            next = x->tail[left - 1] = gr_nfa_state(a);
-            fraction(x, next, at + 1, left - 1, false, false, true);
+            fraction(x, next, at + 1, left - 1, next_lo, next_hi, true, next_rest);
+        } else if ((next = *known) == 0) {
+            next = *known = gr_nfa_state(a);
+            fraction(x, next, at + 1, left - 1, false, false, true, next_rest);
         }
         gr_nfa_bytes(a, from, (uint8_t)('0' + d), (uint8_t)('0' + d), 0, next);
     }
@@ -135,13 +148,14 @@ static void whole_done(machine *x, int32_t from, bool tlo, bool thi, uint32_t re
             gr_nfa_eps(x->a, from, x->to);
         return;
     }
-    if (may_stop(x, 0, tlo, thi))
+    if (may_stop(x, 0, tlo, thi) && is_multiple(x, 0, rest))
         gr_nfa_eps(x->a, from, x->to);
     if (x->length >= EXACT_DIGITS)
         return;
     point = gr_nfa_state(x->a);
     gr_nfa_bytes(x->a, from, '.', '.', 0, point);
-    fraction(x, point, 0, EXACT_DIGITS - x->length, tlo, thi, false);
+    fraction(x, point, 0, x->scale >= 0 ? x->scale : EXACT_DIGITS - x->length, tlo, thi, false,
+             rest);
 }
 
 /* --- Whole parts. */
@@ -182,14 +196,15 @@ static void whole(machine *x, int32_t from, int left, bool tlo, bool thi, uint32
 static bool magnitudes(machine *x, int32_t from)
 {
     size_t n_free = (size_t)INT_DIGITS * x->m;
+    int longest = x->scale > 0 ? EXACT_DIGITS - x->scale : INT_DIGITS;
     bool ok;
 
     x->free = calloc(n_free, sizeof *x->free);
-    x->tail = calloc(EXACT_DIGITS + 1, sizeof *x->tail);
+    x->tail = calloc((size_t)EXACT_DIGITS * x->m, sizeof *x->tail);
     ok = x->free != NULL && x->tail != NULL;
-    for (int n = x->lo.n_whole; ok && n <= x->hi.n_whole; n++) {
+    for (int n = x->lo.n_whole; ok && n <= x->hi.n_whole && n <= longest; n++) {
         x->length = n;
-        if (!x->integer) /* how long a fraction may be depends on the length */
+        if (x->scale < 0) /* how long a fraction may be depends on the length */
             memset(x->free, 0, n_free * sizeof *x->free);
         whole(x, from, n, n == x->lo.n_whole, n == x->hi.n_whole, 0);
     }
@@ -202,7 +217,11 @@ static bool magnitudes(machine *x, int32_t from)
 static td_status side(gr_nfa *a, int32_t from, const gr_range *r, bool integer, double lo,
                       bool lo_out, bool bounded, double hi, bool hi_out, int32_t to, td_error *err)
 {
-    machine x = {.a = a, .integer = integer, .m = r->multiple > 1 ? r->multiple : 1, .to = to};
+    machine x = {.a = a,
+                 .integer = integer,
+                 .m = r->multiple > 1 ? r->multiple : 1,
+                 .scale = integer || r->multiple > 0 ? r->scale : -1,
+                 .to = to};
 
     x.lo_out = lo_out;
     x.hi_out = hi_out && bounded && hi < 1e18;
@@ -222,15 +241,36 @@ static td_status side(gr_nfa *a, int32_t from, const gr_range *r, bool integer, 
     return TD_OK;
 }
 
+bool gr_number_multiple(double v, gr_range *r)
+{
+    decimal d;
+    uint64_t m = 0;
+
+    if (!(v > 0 && v <= MAX_MULTIPLE) || !to_decimal(v, &d) || d.n_fraction > MAX_SCALE)
+        return false;
+    for (int i = 0; i < d.n_whole; i++)
+        m = m * 10 + d.whole[i];
+    for (int i = 0; i < d.n_fraction; i++)
+        m = m * 10 + d.fraction[i];
+    if (m > MAX_MULTIPLE)
+        return false;
+    r->multiple = (uint32_t)m;
+    r->scale = d.n_fraction;
+    return true;
+}
+
 td_status gr_number_nfa(gr_nfa *a, int32_t from, const gr_range *range, int32_t to, td_error *err)
 {
     gr_range r = *range;
-    bool integer = r.integer || r.multiple > 0;
+    bool integer;
     td_status st = TD_OK;
 
-    if (r.multiple > MAX_MULTIPLE)
-        return td_fail(err, TD_INVALID, "a multiple of %u, expected at most %d", r.multiple,
-                       MAX_MULTIPLE);
+    /* Of halves and the like, only the whole ones that are integers are left. */
+    for (; r.integer && r.scale > 0; r.scale--) {
+        for (uint32_t prime = 2; prime <= 5; prime += 3)
+            r.multiple = r.multiple % prime == 0 ? r.multiple / prime : r.multiple;
+    }
+    integer = r.integer || (r.multiple > 0 && r.scale == 0);
     if (integer) { /* bounds that are inside */
         if (r.has_lo)
             r.lo = r.lo_out && r.lo == floor(r.lo) ? r.lo + 1 : ceil(r.lo);

@@ -264,14 +264,12 @@ td_status gr_schema_number(gr_schema *c, const gr_view *v, const gr_path *path, 
         (st = bound(c, v, GR_KW_EXCLUSIVE_MAXIMUM, path, -1, true, &r.has_hi, &r.hi, &r.hi_out)) !=
             TD_OK)
         return st;
-    if (multiple != NULL) {
-        int64_t m;
-
-        if (!td_json_int(multiple, 1, INT32_MAX, &m))
-            return gr_schema_fail(c, path, "'multipleOf' is %s: only whole numbers are supported",
-                                  td_json_show(multiple, shown, sizeof shown));
-        r.multiple = (uint32_t)m;
-    }
+    if (multiple != NULL &&
+        (!cJSON_IsNumber(multiple) || !gr_number_multiple(multiple->valuedouble, &r)))
+        return gr_schema_fail(c, path,
+                              "'multipleOf' is %s: up to 1000 times a power of ten from 1e-9 to 1 "
+                              "are supported",
+                              td_json_show(multiple, shown, sizeof shown));
     if ((st = gr_number_nfa(&c->b.nfa, from, &r, to, c->err)) != TD_OK)
         td_wrap(c->err, "%s", path->text);
     return st;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -179,7 +180,11 @@ const char *td_json_show(const cJSON *item, char *buf, size_t cap)
     }
     /* cJSON prints a non-finite number as null, which would hide what was wrong with it. */
     if (cJSON_IsNumber(item)) {
-        snprintf(buf, cap, "%.17g", item->valuedouble);
+        double v = item->valuedouble;
+
+        snprintf(buf, cap, "%.15g", v); /* 0.1, not 0.10000000000000001 */
+        if (strtod(buf, NULL) != v || v == floor(v))
+            snprintf(buf, cap, "%.17g", v);
         return buf;
     }
     text = cJSON_PrintUnformatted(item);

@@ -2,13 +2,15 @@
 jsonschema package. One [ OK ] line a group of schemas, like the other tests."""
 
 import argparse
-import copy
+import decimal
 import json
 import os
 import subprocess
 import sys
 
 import jsonschema
+
+decimal.getcontext().prec = 400  # digits of the largest number over the smallest multiple
 
 OBJECT = {"type": "object", "additionalProperties": False}
 GROUPS = {
@@ -42,6 +44,13 @@ GROUPS = {
         {"type": "integer", "multipleOf": 3},
         {"type": "integer", "multipleOf": 25, "minimum": -100, "maximum": 1000},
         {"type": "number", "multipleOf": 4},
+        {"type": "number", "multipleOf": 0.01},
+        {"type": "number", "multipleOf": 0.1, "minimum": -0.35, "exclusiveMaximum": 12.3},
+        {"type": "number", "multipleOf": 2.5},
+        {"type": "number", "multipleOf": 0.125, "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "number", "multipleOf": 1e-9, "minimum": 0},
+        {"type": "integer", "multipleOf": 0.5},
+        {"type": "integer", "multipleOf": 7.5},
         {"type": "number", "minimum": 0, "maximum": 1},
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
         {"type": "number", "exclusiveMinimum": -1.5, "maximum": 20.125},
@@ -133,13 +142,15 @@ def judge(args, schemas, count, tokenizer, may_be_empty):
             assert may_be_empty and "matches no value" in error, f"{json.dumps(schema)}: {error}"
             continue
         made += 1
-        checked = as_validated(copy.deepcopy(schema))
+        # In decimals: as doubles 0.3 is no multiple of 0.1.
+        checked = as_validated(json.loads(json.dumps(schema), parse_float=decimal.Decimal))
         validator = jsonschema.Draft202012Validator(
             checked, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
         assert drawn or may_be_empty, f"{json.dumps(schema)}: no text ended"
         for text in drawn:
             try:
-                validator.validate(json.loads(text.decode("utf-8", "strict")))
+                validator.validate(
+                    json.loads(text.decode("utf-8", "strict"), parse_float=decimal.Decimal))
             except RecursionError:  # the package's own, where a $ref leads to itself in an anyOf
                 assert may_be_empty
                 break

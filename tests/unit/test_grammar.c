@@ -84,6 +84,15 @@ static void test_objects(void **state)
 {
     (void)state;
     CHECK_CASES(
+        {"{\"type\":\"object\",\"properties\":{},\"maxProperties\":3}", {"{}"}, {"{\"a\":1}"}},
+        {"{\"allOf\":[{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-z]$\"}},{\"title\":"
+         "\"t\"}]}",
+         {"{\"a\":1}"},
+         {"{\"A\":1}"}},
+        {"{\"allOf\":[{\"type\":\"object\",\"patternProperties\":{\"^x\":{\"type\":\"null\"}},"
+         "\"additionalProperties\":false},{\"maxItems\":3}]}",
+         {"{\"x\":null}", "{}"},
+         {"{\"x\":1}", "{\"a\":null}"}},
         {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
          "\"integer\"},\"c\":{\"type\":\"integer\"}},\"required\":[\"b\"],"
          "\"additionalProperties\":false}",
@@ -306,6 +315,10 @@ static void test_numbers(void **state)
                 {"{\"type\":\"integer\",\"multipleOf\":5,\"minimum\":-10,\"maximum\":200}",
                  {"-10", "-5", "0", "5", "100", "195"},
                  {"3", "-15", "205", "7", "101"}},
+                {"{\"type\":\"number\",\"multipleOf\":0.25,\"maximum\":100}",
+                 {"0", "0.25", "99.50", "99.5", "-3.0", "7"},
+                 {"0.2", "0.250", "100.25", "1.1"}},
+                {"{\"type\":\"integer\",\"multipleOf\":2.5}", {"0", "5", "-10"}, {"2", "2.5"}},
                 {"{\"type\":\"number\",\"multipleOf\":7}", {"0", "7", "49", "-14"}, {"8", "7.5"}},
                 {"{\"type\":\"number\",\"minimum\":0,\"maximum\":1}",
                  {"0", "0.5", "1", "1.0", "0.123456789", "0.0"},
