@@ -1,7 +1,11 @@
 #include "common/json_text.h"
 
 #include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+
+enum { PLACE_DEPTH = 64, PLACE_NAME = 40 };
 
 static size_t skip_digits(const char *s, size_t i, size_t n)
 {
@@ -111,4 +115,65 @@ td_json_fault td_json_look(const char *text, size_t n, int max_depth, size_t max
             return TD_JSON_VALUES;
     }
     return TD_JSON_FINE;
+}
+
+/* One list or object around a place. */
+typedef struct around {
+    bool list;
+    bool named;       /* behind the colon of a member */
+    size_t index;     /* of the element in hand */
+    size_t name, end; /* the last string, which before a colon is a name */
+} around;
+
+static void put_place(const char *text, const around *a, char *out, size_t cap)
+{
+    size_t used = strlen(out);
+    char name[PLACE_NAME + 1];
+    int n = 0;
+
+    if (a->list) {
+        snprintf(out + used, cap - used, "[%zu]", a->index);
+        return;
+    }
+    for (size_t i = a->name; a->named && i < a->end && n < PLACE_NAME; i++)
+        name[n++] = text[i] > ' ' && text[i] < 0x7f ? text[i] : '?';
+    if (n > 0)
+        snprintf(out + used, cap - used, "%s%.*s", used > 0 ? "." : "", n, name);
+}
+
+void td_json_place(const char *text, size_t at, char *out, size_t cap)
+{
+    around stack[PLACE_DEPTH] = {{0}};
+    size_t depth = 0, opened = 0;
+    bool in_string = false;
+
+    for (size_t i = 0; i < at; i++) {
+        around *in = depth > 0 && depth <= PLACE_DEPTH ? &stack[depth - 1] : NULL;
+        char c = text[i];
+
+        if (c == '"') {
+            in_string = !in_string;
+            if (in_string)
+                opened = i + 1;
+            else if (in != NULL && !in->named) {
+                in->name = opened;
+                in->end = i;
+            }
+        } else if (in_string) {
+            i += c == '\\';
+        } else if (c == '{' || c == '[') {
+            if (depth++ < PLACE_DEPTH)
+                stack[depth - 1] = (around){.list = c == '['};
+        } else if (c == '}' || c == ']') {
+            depth -= depth > 0;
+        } else if (in != NULL && c == ':') {
+            in->named = true;
+        } else if (in != NULL && c == ',') {
+            in->named = false;
+            in->index++;
+        }
+    }
+    out[0] = '\0';
+    for (size_t i = 0; i < depth && i < PLACE_DEPTH; i++)
+        put_place(text, &stack[i], out, cap);
 }

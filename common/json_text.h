@@ -24,4 +24,9 @@ typedef enum td_json_fault {
 td_json_fault td_json_look(const char *text, size_t n, int max_depth, size_t max_values,
                            size_t *at);
 
+/* Where text[at] stands, as "messages[0].content"; of a name, the object that has it. "" outside
+ * everything. What has no room in out[0..cap) is left out at the end. text[0..at) passed
+ * td_json_look(). */
+void td_json_place(const char *text, size_t at, char *out, size_t cap);
+
 #endif

@@ -30,6 +30,7 @@ const char *openai_type_name(const cJSON *v)
 /* The text before anything makes a tree of it; it is UTF-8. */
 static td_status look(const char *body, size_t n, int max_depth, td_error *err)
 {
+    char place[sizeof err->param];
     size_t at = 0;
 
     switch (td_json_look(body, n, max_depth, OPENAI_MAX_VALUES, &at)) {
@@ -41,8 +42,11 @@ static td_status look(const char *body, size_t n, int max_depth, td_error *err)
                        "written as an escape, \\n or \\u%04x",
                        at, (unsigned)(unsigned char)body[at]);
     case TD_JSON_NUL_CHARACTER:
-        return td_fail(err, TD_INVALID, "the body has a string with a NUL character (at byte %zu)",
-                       at);
+        td_json_place(body, at, place, sizeof place);
+        return td_fail_param(err, place,
+                             "%s has \\u0000 in a string (at byte %zu): a NUL character cannot be "
+                             "taken, leave it out",
+                             place[0] != '\0' ? place : "the body", at);
     case TD_JSON_ESCAPE:
         return td_fail(err, TD_INVALID,
                        "the body is not valid JSON near byte %zu: four hex digits follow \\u", at);

@@ -270,7 +270,6 @@ static void test_bad_json(void **state)
         {"{" MESSAGES ",\"x\":[0,-007]}", "written"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\"}]}", "UTF-8"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\xed\xa0\x80\"}]}", "UTF-8"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\"}]}", "NUL"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\q\"}]}", "JSON"},
         /* at each of these a string would end without a word */
         {"{" MESSAGES ",\"user\":\"a\\uZZZZ\"}", "four hex digits"},
@@ -324,12 +323,24 @@ static void test_half_pairs_are_replaced(void **state)
 }
 
 /* An escaped backslash before "u0000" is text, not a NUL. */
-static void test_not_a_nul(void **state)
+static void test_nul(void **state)
 {
+    static const struct {
+        const char *body, *place;
+    } bad[] = {
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0000\"}]}", "messages[0].content"},
+        {"{" MESSAGES ",\"x\":{\"y\":[]},\"tools\":[{\"a\":[1,\"],}\\\"\"]},{\"function\":{"
+         "\"parameters\":{\"enum\":[\"a\",\"b\\u0000\"]}}}]}",
+         "tools[1].function.parameters.enum[1]"},
+        {"{" MESSAGES ",\"metadata\":{\"a\":1,\"b\\u0000\":2}}", "metadata"},
+        {"{\"\\u0000\":1}", ""},
+    };
     generation g;
     td_error err = {0};
 
     (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        check_bad(bad[i].body, strlen(bad[i].body), bad[i].place, "has \\u0000");
     assert_int_equal(
         parse("{\"messages\":[{\"role\":\"user\",\"content\":\"\\\\u0000\"}]}", &g, &err), TD_OK);
     assert_text(g.chat.messages[0].content, "\\u0000");
@@ -490,7 +501,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_members), cmocka_unit_test(test_bad_messages),
         cmocka_unit_test(test_bad_json),    cmocka_unit_test(test_half_pairs_are_replaced),
-        cmocka_unit_test(test_not_a_nul),   cmocka_unit_test(test_members_come_once),
+        cmocka_unit_test(test_nul),         cmocka_unit_test(test_members_come_once),
         cmocka_unit_test(test_values),      cmocka_unit_test(test_depth),
         cmocka_unit_test(test_counts),      cmocka_unit_test(test_damage),
     };
