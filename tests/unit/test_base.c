@@ -1,13 +1,17 @@
-/* status, buf, clock: the base that everything stands on. */
+/* status, buf, clock, log: the base that everything stands on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #include "common/buf.h"
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/status.h"
 
 static void test_status_fail_and_wrap_keep_code_and_read_as_a_sentence(void **state)
@@ -99,8 +103,39 @@ static void test_clock_timespec_splits_seconds(void **state)
     assert_true(td_now_us() > 0);
 }
 
-int main(void)
+/* This program again, with none of the three standard descriptors open. */
+static void test_log_never_gets_the_descriptor_of_something_else(void **state)
 {
+    int status;
+    pid_t pid = fork();
+
+    (void)state;
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        close(STDIN_FILENO);
+        close(STDOUT_FILENO);
+        close(STDERR_FILENO);
+        execl("/proc/self/exe", "test_base", "descriptor", NULL);
+        _exit(100);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_true(WEXITSTATUS(status) > STDERR_FILENO && WEXITSTATUS(status) < 100);
+}
+
+static int next_descriptor(void)
+{
+    td_log_init("test", TD_LOG_INFO);
+    td_info("nobody_reads_this", "fd=%d", STDERR_FILENO);
+    return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+int main(int argc, char **argv)
+{
+    (void)argv;
+    if (argc > 1)
+        return next_descriptor();
+
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_status_fail_and_wrap_keep_code_and_read_as_a_sentence),
         cmocka_unit_test(test_status_wrap_cuts_a_long_text_and_never_overruns),
@@ -108,6 +143,7 @@ int main(void)
         cmocka_unit_test(test_buf_fmt_grows_past_its_first_block),
         cmocka_unit_test(test_utf8_next_follows_table_3_7),
         cmocka_unit_test(test_clock_timespec_splits_seconds),
+        cmocka_unit_test(test_log_never_gets_the_descriptor_of_something_else),
     };
 
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
