@@ -82,6 +82,8 @@ static void build_body(const ask_config *c, const char *question, td_buf *b)
     td_buf_byte(b, '}');
 }
 
+enum { BODY_CAP = 64 << 20 }; /* no router takes that much */
+
 static td_status read_body(const char *path, td_buf *b, td_error *err)
 {
     FILE *f = fopen(path, "rb");
@@ -90,10 +92,12 @@ static td_status read_body(const char *path, td_buf *b, td_error *err)
 
     if (f == NULL)
         return td_fail(err, TD_IO, "--body: %s cannot be read", path);
-    while ((n = fread(chunk, 1, sizeof chunk, f)) > 0)
+    while (b->len <= BODY_CAP && (n = fread(chunk, 1, sizeof chunk, f)) > 0)
         td_buf_add(b, chunk, n);
     n = (size_t)ferror(f);
     fclose(f);
+    if (b->len > BODY_CAP)
+        return td_fail(err, TD_TOOLARGE, "--body: %s is larger than 64 MiB", path);
     return n ? td_fail(err, TD_IO, "--body: %s cannot be read", path) : TD_OK;
 }
 

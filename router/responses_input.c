@@ -187,6 +187,9 @@ static td_status take_item(reader *r, const cJSON *item)
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
         if (strcmp(type->valuestring, kinds[k].type) == 0)
             return kinds[k].take(r, item);
+    if (is_word(type, "item_reference")) /* none that named an item, which was put in its place */
+        return td_fail_param(r->err, at(r, "id").text, "%s must be the id of an item",
+                             at(r, "id").text);
     return td_fail_param(r->err, at(r, "type").text,
                          "%s \"%.40s\" is not supported: items are message, reasoning, "
                          "function_call and function_call_output",
