@@ -8,11 +8,17 @@
 
 #include <stdbool.h>
 
+#include "common/clock.h"
+
 #include "common/status.h"
 
 /* fn must not block for long: the next signal waits for it. TD_NOMEM: no thread. */
 TD_MUST_CHECK td_status td_signals_start(void (*fn)(void *user, int signo), void *user,
                                          td_error *err);
+
+/* Signals that come closer together than this are one wish: timeout(1) sends its own to the program
+ * and then to the whole group, a terminal's comes to supervisor and program alike. */
+#define TD_SIGNAL_ONE_WISH (200 * TD_USEC_PER_MSEC)
 
 /* Whether whoever started the process wants it to live on when its terminal goes. */
 bool td_signals_hangup_ignored(void);

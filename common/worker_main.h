@@ -4,9 +4,9 @@
  *
  * What a signal (SIGTERM, SIGINT, SIGHUP) does depends on where serve() is. While it loads, the
  * process ends at once with 0: nobody waits for anything. While it runs, the first one drains and
- * the second one ends the process with 128 + its number. While it leaves, which nothing may turn
- * into a failure any more, the first one does nothing and the second one ends the process with the
- * exit code that it was about to have. */
+ * a second one (later than TD_SIGNAL_ONE_WISH) ends the process with 128 + its number. While it
+ * leaves, which nothing may turn into a failure any more, the first one does nothing and the second
+ * one ends the process with the exit code that it was about to have. */
 #ifndef TANDEM_COMMON_WORKER_MAIN_H
 #define TANDEM_COMMON_WORKER_MAIN_H
 

@@ -285,7 +285,7 @@ void process_signal(process *p, int signo)
     p->stopped = signo == SIGSTOP || (p->stopped && signo != SIGCONT);
 }
 
-int process_wait(process *p, int64_t ms)
+static int wait_for_end(process *p, int signo, int64_t ms)
 {
     /* Taking down a GPU's context takes a second, and longer where several processes do. */
     td_usec deadline = td_now_us() + ms * TD_USEC_PER_MSEC * (cluster_is_cuda() ? 5 : 1);
@@ -295,9 +295,21 @@ int process_wait(process *p, int64_t ms)
     while (!process_ended(p, &code)) {
         if (td_now_us() > deadline)
             fail_msg("%s has not ended within %lld ms", p->name, (long long)ms);
+        if (signo != 0) /* process_signal() would look for a handler in what has just ended */
+            kill(p->pid, signo);
         e2e_pause();
     }
     return code;
+}
+
+int process_wait(process *p, int64_t ms)
+{
+    return wait_for_end(p, 0, ms);
+}
+
+int process_insist(process *p, int signo, int64_t ms)
+{
+    return wait_for_end(p, signo, ms);
 }
 
 void process_kill(process *p)

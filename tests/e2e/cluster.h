@@ -81,6 +81,8 @@ void process_restart(cluster *c, process *p);
 bool process_ended(process *p, int *code);
 /* Wait for its end: the exit code, or minus the signal. Fails the test past ms. */
 int process_wait(process *p, int64_t ms);
+/* Signal it until it has ended; then as process_wait(). */
+int process_insist(process *p, int signo, int64_t ms);
 /* SIGTERM, and it must exit 0 within ms. */
 void process_stop(process *p, int64_t ms);
 

@@ -318,8 +318,7 @@ static void test_choices_go_with_their_router(cluster *c)
     ASKS_UNTIL(a[0].n_roles == N && a[0].n_pieces > 20, a, 2);
     process_signal(router, SIGTERM);
     E2E_AWAIT(process_logged(router, " draining "));
-    process_signal(router, SIGTERM);
-    assert_int_equal(process_wait(router, EXIT_DEADLINE_MS), 0);
+    assert_int_equal(process_insist(router, SIGTERM, EXIT_DEADLINE_MS), 0);
     asks_wait(a, 2);
     assert_true(a[0].cut && a[1].cut);
     asks_free(a, 2);

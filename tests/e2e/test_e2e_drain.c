@@ -209,8 +209,7 @@ static void test_second_signal(cluster *c)
     ASKS_UNTIL(a.n_pieces > 0, &a, 1);
     process_signal(c->router, SIGTERM);
     E2E_AWAIT(process_logged(c->router, " draining "));
-    process_signal(c->router, SIGTERM);
-    process_wait(c->router, EXIT_DEADLINE_MS);
+    assert_int_equal(process_insist(c->router, SIGTERM, EXIT_DEADLINE_MS), 0);
     asks_wait(&a, 1);
     assert_true(a.cut && !a.done);
     ask_free(&a);
