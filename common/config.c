@@ -54,56 +54,10 @@ static size_t find_option(const parser *p, const char *name, size_t len)
     return i;
 }
 
-/* Edits (insert, delete, replace) between a and b; names are short, long ones count as far. */
-static size_t edit_distance(const char *a, size_t na, const char *b, size_t nb)
-{
-    size_t row[64];
-
-    if (nb >= sizeof row / sizeof *row)
-        return SIZE_MAX;
-    for (size_t j = 0; j <= nb; j++)
-        row[j] = j;
-    for (size_t i = 1; i <= na; i++) {
-        size_t diagonal = row[0];
-
-        row[0] = i;
-        for (size_t j = 1; j <= nb; j++) {
-            size_t best = diagonal + (a[i - 1] != b[j - 1]);
-
-            diagonal = row[j];
-            if (row[j] + 1 < best)
-                best = row[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            row[j] = best;
-        }
-    }
-    return row[nb];
-}
-
-/* The option that was probably meant, or NULL when none is near. */
-static const char *nearest(const parser *p, const char *name, size_t len)
-{
-    static const char *const fixed[] = {"config", "print-config", "help", "version"};
-    const char *best = NULL;
-    size_t least = len / 3 + 2; /* farther than this is a guess, not a slip */
-
-    for (size_t i = 0; i < p->n + 4; i++) {
-        const char *option = i < p->n ? p->table[i].name : fixed[i - p->n];
-        size_t d = edit_distance(name, len, option, strlen(option));
-
-        if (d > 0 && d < least) { /* 0: an option, but not here */
-            least = d;
-            best = option;
-        }
-    }
-    return best;
-}
-
 static td_status unknown_name(const parser *p, td_error *err, const char *where, const char *dashes,
                               const char *name, size_t len)
 {
-    const char *near = nearest(p, name, len);
+    const char *near = cfg_nearest(p->table, p->n, name, len);
     char param[64];
 
     snprintf(param, sizeof param, "%s%.*s", dashes, (int)(len < 60 ? len : 60), name);
@@ -451,6 +405,8 @@ td_status td_config_parse(const td_option *table, size_t n, const char *program,
     st = take_arguments(&p, argc, argv, err);
     if (st == TD_OK)
         st = take_environment(&p, err);
+    if (st == TD_OK)
+        st = cfg_check_environment(table, n, err);
     if (st == TD_OK)
         st = take_file(&p, err);
     if (st == TD_OK)

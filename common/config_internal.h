@@ -23,6 +23,13 @@ void cfg_value_describe(const td_option *o, td_buf *b);
 /* "N", "SIZE", "a|b" ... for the usage line. */
 void cfg_value_usage(const td_option *o, td_buf *b);
 
+/* The option that was probably meant by a name that is none, or NULL when none is near. */
+const char *cfg_nearest(const td_option *table, size_t n, const char *name, size_t len);
+
+/* TD_INVALID: a variable that was meant for this program, and would be passed over without a word.
+ * Those of the other programs, of which one file of variables may have all, are never that near. */
+TD_MUST_CHECK td_status cfg_check_environment(const td_option *table, size_t n, td_error *err);
+
 /* Append "TANDEM_MAX_BATCH". */
 void cfg_env_name(const char *option, td_buf *b);
 

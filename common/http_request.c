@@ -33,12 +33,13 @@ static bool is_token(const char *s)
     return true;
 }
 
-/* Why this head may mean another end of the request to somebody else; NULL when it may not. */
+/* Why this head may mean another end of the request, or another sender, to somebody else; NULL when
+ * it may not. */
 static const char *framing_fault(struct evhttp_request *ev)
 {
     const struct evkeyval *h;
     const char *length = NULL;
-    int n_length = 0, n_coding = 0, n_host = 0;
+    int n_length = 0, n_coding = 0, n_host = 0, n_key = 0;
 
     TAILQ_FOREACH(h, evhttp_request_get_input_headers(ev), next)
     {
@@ -57,6 +58,8 @@ static const char *framing_fault(struct evhttp_request *ev)
             n_coding++;
         } else if (strcasecmp(h->key, "Host") == 0) {
             n_host++;
+        } else if (strcasecmp(h->key, "Authorization") == 0) {
+            n_key++;
         }
     }
     if (n_length + n_coding > 1)
@@ -68,6 +71,9 @@ static const char *framing_fault(struct evhttp_request *ev)
     /* evhttp does not read the body of a HEAD: it would come up as the next request. */
     if (ev->type == EVHTTP_REQ_HEAD && (n_coding > 0 || (length != NULL && atoll(length) != 0)))
         return "a HEAD request has no body";
+    /* Whoever stands before us may have looked at the other one. */
+    if (n_key > 1)
+        return "Authorization: once";
     if (n_host > 1 || (n_host == 0 && ev->minor > 0))
         return "HTTP/1.1 needs one Host header";
     return NULL;

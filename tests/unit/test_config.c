@@ -222,6 +222,32 @@ static void test_config_bad_values_name_source_value_and_range(void **state)
                                   "from 1 to 1024");
 }
 
+/* Of this program's; other programs' stand beside them. */
+static void test_config_refuses_variables_that_are_slips(void **state)
+{
+    static const char *const slips[] = {"TANDEM_MAX_BACH", "TANDEM_MAX_BTACH", "TANDEM_Max_Batch",
+                                        "TANDEM_CONFG"};
+    static const char *const others[] = {"TANDEM_E2E_BIN", "TANDEM_LISTEN", "TANDEM_MAX_BODY",
+                                         "TANDEM_",        "TANDEM",        "TANDEM_TP"};
+    settings s;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof slips / sizeof *slips; i++) {
+        setenv(slips[i], "2", 1);
+        assert_int_equal(PARSE(&s, "--max-batch=1"), TD_INVALID);
+        assert_non_null(strstr(err.text, slips[i]));
+        assert_non_null(
+            strstr(err.text, i < 3 ? "did you mean TANDEM_MAX_BATCH?" : "TANDEM_CONFIG"));
+        unsetenv(slips[i]);
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        setenv(others[i], "2", 1);
+        assert_int_equal(PARSE(&s, "--max-batch=1"), TD_OK);
+        done(&s);
+        unsetenv(others[i]);
+    }
+}
+
 static void test_config_unknown_flags_suggest_the_nearest(void **state)
 {
     settings s;
@@ -408,6 +434,7 @@ int main(void)
         cmocka_unit_test_setup(test_config_flags_take_both_spellings, clear_env),
         cmocka_unit_test_setup(test_config_file_takes_json_types, clear_env),
         cmocka_unit_test_setup(test_config_bad_values_name_source_value_and_range, clear_env),
+        cmocka_unit_test_setup(test_config_refuses_variables_that_are_slips, clear_env),
         cmocka_unit_test_setup(test_config_unknown_flags_suggest_the_nearest, clear_env),
         cmocka_unit_test_setup(test_config_file_errors_name_file_key_and_line, clear_env),
         cmocka_unit_test_setup(test_config_option_without_default_must_be_given, clear_env),

@@ -266,6 +266,7 @@ static void test_http_malformed_and_ambiguous_heads_are_refused(void **state)
         {"POST / HTTP/1.0\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
         {"POST / HTTP/1.1\r\n" HOST "Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b",
          415},
+        {"GET / HTTP/1.1\r\n" HOST "Authorization: a\r\nAuthorization: b\r\n\r\n", 400},
         /* paths */
         {"GET no-slash HTTP/1.1\r\n" HOST "\r\n", 400},
         {"GET /a b HTTP/1.1\r\n" HOST "\r\n", 400},
