@@ -47,6 +47,19 @@ static void end_process(const td_watch *w, td_usec now)
     _exit(TD_EXIT_HANG);
 }
 
+/* A watch that comes late itself by a good part of what a step may take was not running: the
+ * process was stopped, or the machine. The step was not either, so it gets its time again. */
+static void forgive_a_pause(td_watch *w, td_usec now)
+{
+    td_usec late_us = now - w->look_at;
+
+    if (w->began == 0 || w->timeout == 0 || w->look_at == TD_USEC_NEVER || late_us < w->timeout / 4)
+        return;
+    td_warn("paused", "step=%s n=%d ms=%lld what=\"this process did not run\"", w->what, w->n,
+            (long long)(late_us / TD_USEC_PER_MSEC));
+    w->began = now;
+}
+
 static void *watch_main(void *arg)
 {
     td_watch *w = arg;
@@ -54,7 +67,10 @@ static void *watch_main(void *arg)
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         td_usec now = td_now_us();
-        bool hangs = w->began != 0 && w->timeout > 0 && now - w->began >= w->allowed;
+        bool hangs;
+
+        forgive_a_pause(w, now);
+        hangs = w->began != 0 && w->timeout > 0 && now - w->began >= w->allowed;
 
         if (hangs || now >= w->leave_at)
             end_process(w, now);
@@ -85,6 +101,7 @@ td_status td_watch_start(int64_t timeout_ms, td_watch **out, td_error *err)
         return td_fail(err, TD_NOMEM, "watch: no memory");
     w->timeout = timeout_ms * TD_USEC_PER_MSEC;
     w->leave_at = TD_USEC_NEVER;
+    w->look_at = td_now_us();
     pthread_mutex_init(&w->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);

@@ -1,6 +1,9 @@
 /* worker_watch: it ends a process whose step or way out takes too long, with the right code, and
  * leaves alone one that only does many steps. Each in a process of its own, since it ends it. */
+#include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -126,6 +129,25 @@ static void many_steps(void)
     td_watch_stop(w);
 }
 
+/* Stopped for longer than a step may take, as by SIGSTOP or with its machine. */
+static void a_step_is_paused(void)
+{
+    td_watch *w = start(4 * TIMEOUT_MS);
+    pid_t pid = getpid();
+
+    td_watch_begin(w, "test", 1);
+    if (fork() == 0) {
+        kill(pid, SIGSTOP);
+        poll(NULL, 0, 8 * TIMEOUT_MS);
+        kill(pid, SIGCONT);
+        _exit(0);
+    }
+    while (waitpid(-1, NULL, 0) < 0 && errno == EINTR)
+        continue;
+    poll(NULL, 0, TIMEOUT_MS); /* it goes on for a while */
+    td_watch_end(w);
+}
+
 static void way_out_hangs(void)
 {
     td_watch *w = start(0);
@@ -169,6 +191,7 @@ static void test_watch_leaves_steps_alone_that_end(void **state)
 {
     (void)state;
     check_ends(many_steps, LIVES, 0);
+    check_ends(a_step_is_paused, LIVES, 8 * TIMEOUT_MS);
 }
 
 static void test_watch_ends_a_way_out_that_hangs(void **state)
