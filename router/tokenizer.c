@@ -1,6 +1,7 @@
 /* Encoding is three layers: valid UTF-8 (a copy is made only for text that is not), pieces
- * (pretokenize), tokens of a piece (one lookup for a piece that is a token, else bpe). There is no
- * cache of words: the lookup of a whole piece is one, and it needs no lock.
+ * (pretokenize), tokens of a piece (one lookup for a piece that is a token, else bpe). Words that
+ * are no token come again in a text: what they gave is in the output already, where `seen` finds
+ * it, which lives for one call and so needs no lock.
  *
  * Merging a token's own bytes does not always give that token. Where the vocabulary does not say
  * that whole pieces come first, the lookup is used for tokens for which it does: those with a
@@ -17,6 +18,25 @@
 #include "router/merges.h"
 #include "router/pretokenize.h"
 #include "router/vocab_o200k.h"
+
+enum {
+    SEEN_BITS = 10,
+    SEEN_TEXT = 2048, /* bytes; shorter texts are encoded without */
+    SEEN_PIECE = 64,  /* bytes; longer ones hardly come again */
+};
+
+/* A piece of the text in hand, and where in the output its tokens are. */
+typedef struct seen {
+    const char *piece; /* n bytes; n 0: none */
+    size_t first;
+    uint32_t n, n_tokens;
+} seen;
+
+/* Of one call. */
+typedef struct work {
+    bpe_scratch bpe;
+    seen *seen; /* the last piece of each hash; NULL: not kept */
+} work;
 
 struct tokenizer {
     vocab v;
@@ -143,7 +163,40 @@ static inline bool is_direct(const tokenizer *t, int32_t id)
     return t->m.whole_piece_first || t->m.tokens[id].rank != MERGE_NONE;
 }
 
-static td_status encode_valid(const tokenizer *t, bpe_scratch *scratch, const char *text, size_t n,
+static inline seen *seen_slot(const work *w, const char *piece, size_t n)
+{
+    uint64_t head = 0, tail = 0;
+
+    if (n >= sizeof head) {
+        memcpy(&head, piece, sizeof head);
+        memcpy(&tail, piece + n - sizeof tail, sizeof tail);
+    } else {
+        memcpy(&head, piece, n);
+    }
+    head = (head ^ (tail << 21 | tail >> 43)) + n;
+    return &w->seen[head * 0x9e3779b97f4a7c15u >> (64 - SEEN_BITS)]; /* 2^64 / golden ratio */
+}
+
+/* The tokens of a piece that is none itself. */
+static td_status encode_piece(const tokenizer *t, work *w, const char *piece, size_t n,
+                              td_tokens *out, td_error *err)
+{
+    seen *s = w->seen != NULL && n <= SEEN_PIECE ? seen_slot(w, piece, n) : NULL;
+    size_t first = out->len;
+    td_status st;
+
+    if (s != NULL && s->n == n && memcmp(s->piece, piece, n) == 0) {
+        for (size_t i = 0; i < s->n_tokens; i++)
+            td_tokens_push(out, out->ptr[s->first + i]);
+        return TD_OK;
+    }
+    st = bpe_merge(&t->v, &t->m, &w->bpe, (const unsigned char *)piece, n, out, err);
+    if (st == TD_OK && s != NULL)
+        *s = (seen){piece, first, (uint32_t)n, (uint32_t)(out->len - first)};
+    return st;
+}
+
+static td_status encode_valid(const tokenizer *t, work *w, const char *text, size_t n,
                               td_tokens *out, td_error *err)
 {
     size_t at = 0;
@@ -158,8 +211,7 @@ static td_status encode_valid(const tokenizer *t, bpe_scratch *scratch, const ch
             else
                 td_tokens_push(out, id);
         } else {
-            td_status st = bpe_merge(&t->v, &t->m, scratch, (const unsigned char *)text + at,
-                                     end - at, out, err);
+            td_status st = encode_piece(t, w, text + at, end - at, out, err);
 
             if (st != TD_OK)
                 return st;
@@ -190,8 +242,8 @@ static size_t next_special(const tokenizer *t, const char *text, size_t n, size_
     return n;
 }
 
-static td_status encode_with_names(const tokenizer *t, bpe_scratch *scratch, const char *text,
-                                   size_t n, td_tokens *out, td_error *err)
+static td_status encode_with_names(const tokenizer *t, work *w, const char *text, size_t n,
+                                   td_tokens *out, td_error *err)
 {
     td_status st = TD_OK;
     size_t at = 0;
@@ -200,7 +252,7 @@ static td_status encode_with_names(const tokenizer *t, bpe_scratch *scratch, con
         const vocab_special *special;
         size_t end = next_special(t, text, n, at, &special);
 
-        st = encode_valid(t, scratch, text + at, end - at, out, err);
+        st = encode_valid(t, w, text + at, end - at, out, err);
         at = end;
         if (st == TD_OK && special != NULL) {
             td_tokens_push(out, special->id);
@@ -212,13 +264,13 @@ static td_status encode_with_names(const tokenizer *t, bpe_scratch *scratch, con
     return st;
 }
 
-typedef td_status encode_fn(const tokenizer *t, bpe_scratch *scratch, const char *text, size_t n,
-                            td_tokens *out, td_error *err);
+typedef td_status encode_fn(const tokenizer *t, work *w, const char *text, size_t n, td_tokens *out,
+                            td_error *err);
 
 static td_status encode(const tokenizer *t, encode_fn *how, const char *text, size_t n,
                         td_tokens *out, td_error *err)
 {
-    bpe_scratch scratch = {0};
+    work w = {0};
     td_buf copy = {0};
     size_t before = out->len;
     bool oom_before = out->oom;
@@ -236,12 +288,15 @@ static td_status encode(const tokenizer *t, encode_fn *how, const char *text, si
         text = copy.ptr;
         n = copy.len;
     }
-    st = how(t, &scratch, text, n, out, err);
+    if (n >= SEEN_TEXT)
+        w.seen = calloc((size_t)1 << SEEN_BITS, sizeof *w.seen); /* no memory: not kept */
+    st = how(t, &w, text, n, out, err);
     if (st != TD_OK) {
         out->len = before;
         out->oom = oom_before;
     }
-    bpe_scratch_fini(&scratch);
+    bpe_scratch_fini(&w.bpe);
+    free(w.seen);
     td_buf_free(&copy);
     return st;
 }

@@ -265,6 +265,38 @@ static void test_tokenizer_appends(void **state)
     tokenizer_close(t);
 }
 
+/* In a long text words come again; each must give what it gives alone. */
+static void test_tokenizer_words_give_the_same_in_any_text(void **state)
+{
+    static const char *const letters[] = {"a", "e",        "t", "\xc3\xa9", "n",
+                                          "s", "\xc3\x9f", "i", "r"};
+    tokenizer *t = open_or_fail(FIXTURE);
+    td_buf text = {0};
+    td_tokens want = {0}, got;
+
+    (void)state;
+    random_state = 7;
+    for (int i = 0; i < 20000; i++) {
+        uint32_t word = 1 + random_below(random_below(10) < 7 ? 2000 : 1u << 30);
+        size_t from = text.len;
+        td_tokens ids;
+
+        td_buf_byte(&text, ' ');
+        for (; word > 0; word /= 9)
+            td_buf_str(&text, letters[word % 9]);
+        ids = encode(t, text.ptr + from, text.len - from);
+        td_tokens_add(&want, ids.ptr, ids.len);
+        td_tokens_free(&ids);
+    }
+    got = encode(t, text.ptr, text.len);
+    assert_int_equal(got.len, want.len);
+    assert_memory_equal(got.ptr, want.ptr, want.len * sizeof *want.ptr);
+    td_tokens_free(&got);
+    td_tokens_free(&want);
+    td_buf_free(&text);
+    tokenizer_close(t);
+}
+
 static void test_tokenizer_decode_undoes_encode(void **state)
 {
     tokenizer *t = open_or_fail(FIXTURE);
@@ -458,6 +490,7 @@ int main(void)
         cmocka_unit_test(test_tokenizer_special_names_in_text_are_text),
         cmocka_unit_test(test_tokenizer_answers_for_any_id),
         cmocka_unit_test(test_tokenizer_appends),
+        cmocka_unit_test(test_tokenizer_words_give_the_same_in_any_text),
         cmocka_unit_test(test_tokenizer_decode_undoes_encode),
         cmocka_unit_test(test_tokenizer_bad_utf8_becomes_one_replacement_for_each_part),
         cmocka_unit_test(test_tokenizer_200000_carets_are_25000_equal_tokens),
