@@ -94,9 +94,7 @@ void td_buf_json(td_buf *b, const char *bytes, size_t n)
         case '\n': td_buf_add(b, "\\n", 2); break;
         case '\r': td_buf_add(b, "\\r", 2); break;
         case '\t': td_buf_add(b, "\\t", 2); break;
-        default:
-            snprintf(esc, sizeof esc, "\\u%04x", c);
-            td_buf_add(b, esc, 6);
+        default: snprintf(esc, sizeof esc, "\\u%04x", c); td_buf_add(b, esc, 6);
         }
     }
     td_buf_add(b, from < n ? bytes + from : "", n - from); /* bytes may be NULL when n is 0 */

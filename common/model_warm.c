@@ -1,10 +1,10 @@
 /* model_warm: what a backend gets ready at first use, before requests and ranks wait for it.
  *
- * A library's kernel is loaded when it is first launched: of a first prompt of 1,000 tokens that was
- * 1.3 s. Loading may also wait until the device is idle, and in a step the device may be waiting for
- * another rank, whose thread waits for the loader. Which kernels those are depends on the shape:
- * attention's products of large steps are chosen anew for every TD_SMALL_STEP rows, so each such
- * size is run once, each rank by itself. */
+ * A library's kernel is loaded when it is first launched: of a first prompt of 1,000 tokens that
+ * was 1.3 s. Loading may also wait until the device is idle, and in a step the device may be
+ * waiting for another rank, whose thread waits for the loader. Which kernels those are depends on
+ * the shape: attention's products of large steps are chosen anew for every TD_SMALL_STEP rows, so
+ * each such size is run once, each rank by itself. */
 #include "common/model_impl.h"
 
 static td_status warm_rank(void *ctx, int32_t rank, td_error *err)

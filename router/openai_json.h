@@ -11,8 +11,9 @@
 #include "router/openai.h"
 
 /* Check body[0..n) (UTF-8, strictly JSON, no NUL by escape, no member of any object twice, and d's
- * bounds of nesting, messages or input items, and tools) and parse it; the root is an object and the caller's, to
- * cJSON_Delete(). Numbers keep their spelling. body[n] is NUL. TD_INVALID, TD_NOMEM. */
+ * bounds of nesting, messages or input items, and tools) and parse it; the root is an object and
+ * the caller's, to cJSON_Delete(). Numbers keep their spelling. body[n] is NUL. TD_INVALID,
+ * TD_NOMEM. */
 TD_MUST_CHECK td_status openai_read_json(const char *body, size_t n, const openai_defaults *d,
                                          cJSON **root, td_error *err);
 

@@ -109,7 +109,8 @@ enum { TD_CUDA_ALLOC_GRAIN = 2 << 20 };
 /* No other rank of this process has this GPU open now, so all steps on it run on one stream. */
 bool td_cuda_alone(const td_dev *dev);
 td_status td_cuda_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
-td_status td_cuda_alloc_raw(td_dev *dev, size_t bytes, td_buffer *out, td_error *err); /* as it is */
+td_status td_cuda_alloc_raw(td_dev *dev, size_t bytes, td_buffer *out,
+                            td_error *err); /* as it is */
 td_status td_cuda_load(td_dev *dev, td_form form, td_elt elt, const td_host_block *blocks,
                        int32_t n_blocks, int32_t cols, td_matrix *out, td_error *err);
 td_status td_cuda_load_mxfp4(td_dev *dev, td_form form, const td_host_mxfp4 *src,
