@@ -108,6 +108,7 @@ typedef struct reader {
     int channels;      /* known ones so far */
     int recipients;    /* so far */
     td_slice rest;     /* of the word just read: bytes that are not header */
+    bool rest_is_text; /* not what is left of a name, but the next thing that was said */
 } reader;
 
 static void count(reader *r, harmony_repair repair)
@@ -182,6 +183,18 @@ static bool read_author(reader *r, td_slice word)
 
 static bool read_word(reader *r, td_slice word);
 
+/* More than signs: a letter, a digit or a character beyond ASCII. */
+static bool says_something(td_slice text)
+{
+    for (size_t i = 0; i < text.len; i++) {
+        unsigned char c = (unsigned char)text.ptr[i];
+
+        if (c >= 0x80 || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z'))
+            return true;
+    }
+    return false;
+}
+
 /* "assistant", also with the next part of the header glued to it, "assistantfinal". */
 static bool read_assistant(reader *r, td_slice word)
 {
@@ -198,7 +211,12 @@ static bool read_assistant(reader *r, td_slice word)
         take_channel(r, harmony_channel_prefix(word, &len));
         return true;
     }
-    return harmony_word_begins(word, "to=") && read_word(r, word);
+    if (harmony_word_begins(word, "to="))
+        return read_word(r, word);
+    if (!r->body || !r->hd->role_open || !says_something(word))
+        return false;
+    r->rest = word; /* "assistantHello" */
+    return r->rest_is_text = true;
 }
 
 /* The name of a channel with whatever is glued to it. False when the word begins with none. */
@@ -218,6 +236,7 @@ static bool read_channel(reader *r, td_slice word)
     if (harmony_word_begins(tail, "to="))
         return read_word(r, tail);
     r->rest = tail;
+    r->rest_is_text = says_something(tail); /* "finalHello" */
     return true;
 }
 
@@ -340,9 +359,10 @@ static bool read_part(reader *r, size_t from, size_t to, bool last)
     r->value_next = r->equals_next = false;
     while (next_word(text, &from, to, &word)) {
         r->rest = (td_slice){word.ptr + word.len, 0};
+        r->rest_is_text = false;
         if (read_word(r, word)) {
             if (r->body && last && r->rest.len > 0 &&
-                (r->rest.ptr[0] == '{' || r->rest.ptr[0] == '[')) {
+                (r->rest_is_text || r->rest.ptr[0] == '{' || r->rest.ptr[0] == '[')) {
                 r->out->body = r->rest;
                 return true;
             }
