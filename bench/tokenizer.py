@@ -2,11 +2,13 @@
 """Encoding speed beside tiktoken's, one thread each, in one run on the same texts.
 
     tests/golden/oracle.sh bench/tokenizer.py build/release/bin/bench_tokenizer {vocabulary} [--check]
+        [FILE...]
 
-oracle.sh brings tiktoken and the vocabulary. Best of several rounds, the two taking turns, since the
-machine may be busy. --check: exit 1 unless ours is at least twice as fast on prose and code, and 1 MiB of
-one letter, of spaces, newlines, digits or punctuation takes at most three times what prose takes; what
-misses that is measured some times more, since the best of a few rounds may still be somebody else's.
+oracle.sh brings tiktoken and the vocabulary; files are further texts. Best of several rounds, the two
+taking turns, since the machine may be busy. --check: exit 1 unless ours is at least twice as fast on prose
+and code, and 1 MiB of one letter, of spaces, newlines, digits or punctuation takes at most three times what
+prose takes; what misses that is measured some times more, since the best of a few rounds may still be
+somebody else's.
 """
 import argparse
 import os
@@ -88,10 +90,14 @@ def main():
     parser.add_argument("bench")
     parser.add_argument("vocabulary")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("files", nargs="*")
     args = parser.parse_args()
     encode, version = packed_encoder(args.vocabulary)
     texts = {"English": "\n".join(pydoc_data.topics.topics.values()), "Python": sources(4 << 20),
              "random words": words(2 << 20)}
+    for path in args.files:
+        with open(path, encoding="utf-8", newline="") as f:
+            texts[os.path.basename(path)] = f.read()
     ours, theirs = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, name) for name in texts]
