@@ -1,6 +1,7 @@
 /* A body before anything is made of it: checked as text, parsed, and its lists bounded. */
 #include "router/openai_json.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,7 +185,10 @@ static td_status read_tree(const char *text, size_t n, cJSON **root, td_error *e
 {
     const char *end = NULL;
 
+    errno = 0; /* cJSON says no more than that there is no tree; malloc() says why */
     *root = cJSON_ParseWithLengthOpts(text, n + 1, &end, 1);
+    if (*root == NULL && errno == ENOMEM)
+        return td_fail(err, TD_NOMEM, "no memory for a body of %zu bytes", n);
     if (*root == NULL)
         return td_fail(err, TD_INVALID, "the body is not valid JSON near byte %zu",
                        end != NULL && end >= text ? (size_t)(end - text) : (size_t)0);

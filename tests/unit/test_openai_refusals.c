@@ -1,4 +1,5 @@
 /* Mistakes in a Chat Completions body: how each is named, and what damage does. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+
+#include <cjson/cJSON.h>
 
 #include "common/buf.h"
 #include "tests/unit/openai_fixture.h"
@@ -496,6 +499,39 @@ static void test_damage(void **state)
     }
 }
 
+static size_t allocations_left;
+
+static void *short_malloc(size_t n)
+{
+    if (allocations_left-- > 0)
+        return malloc(n);
+    errno = ENOMEM;
+    return NULL;
+}
+
+/* Want of memory is not the client's mistake, wherever it comes. */
+static void test_no_memory(void **state)
+{
+    static const char body[] = "{" MESSAGES ",\"stop\":[\"a\"]}";
+    cJSON_Hooks hooks = {.malloc_fn = short_malloc, .free_fn = free};
+    td_status st = TD_NOMEM;
+    size_t n = 0;
+
+    (void)state;
+    while (st == TD_NOMEM) {
+        generation g;
+        td_error err = {0};
+
+        allocations_left = n++;
+        cJSON_InitHooks(&hooks);
+        st = parse(body, &g, &err);
+        cJSON_InitHooks(NULL);
+        generation_free(&g);
+    }
+    assert_int_equal(st, TD_OK);
+    assert_true(n > 10);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -504,6 +540,7 @@ int main(void)
         cmocka_unit_test(test_nul),         cmocka_unit_test(test_members_come_once),
         cmocka_unit_test(test_values),      cmocka_unit_test(test_depth),
         cmocka_unit_test(test_counts),      cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
