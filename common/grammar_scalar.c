@@ -213,14 +213,7 @@ td_status gr_schema_string(gr_schema *c, const gr_view *v, const gr_path *path, 
     return st;
 }
 
-/* --- Numbers. */
-
-bool gr_schema_plain_number(const gr_view *v)
-{
-    return v->of[GR_KW_MINIMUM] == NULL && v->of[GR_KW_MAXIMUM] == NULL &&
-           v->of[GR_KW_EXCLUSIVE_MINIMUM] == NULL && v->of[GR_KW_EXCLUSIVE_MAXIMUM] == NULL &&
-           v->of[GR_KW_MULTIPLE_OF] == NULL;
-}
+/* --- Bounds. */
 
 /* Narrow one side by a keyword; sign is -1 for upper bounds. */
 static td_status bound(gr_schema *c, const gr_view *v, gr_keyword k, const gr_path *path,
@@ -249,6 +242,69 @@ static td_status bound(gr_schema *c, const gr_view *v, gr_keyword k, const gr_pa
     return TD_OK;
 }
 
+static td_status bounds(gr_schema *c, const gr_view *v, const gr_path *path, gr_range *r)
+{
+    td_status st;
+
+    if ((st = bound(c, v, GR_KW_MINIMUM, path, 1, false, &r->has_lo, &r->lo, &r->lo_out)) !=
+            TD_OK ||
+        (st = bound(c, v, GR_KW_EXCLUSIVE_MINIMUM, path, 1, true, &r->has_lo, &r->lo,
+                    &r->lo_out)) != TD_OK ||
+        (st = bound(c, v, GR_KW_MAXIMUM, path, -1, false, &r->has_hi, &r->hi, &r->hi_out)) != TD_OK)
+        return st;
+    return bound(c, v, GR_KW_EXCLUSIVE_MAXIMUM, path, -1, true, &r->has_hi, &r->hi, &r->hi_out);
+}
+
+/* --- Values that are spelled out. */
+
+bool gr_schema_may_bound_literals(gr_keyword k)
+{
+    return k == GR_KW_MIN_LENGTH || k == GR_KW_MAX_LENGTH || k == GR_KW_MINIMUM ||
+           k == GR_KW_MAXIMUM || k == GR_KW_EXCLUSIVE_MINIMUM || k == GR_KW_EXCLUSIVE_MAXIMUM;
+}
+
+static uint32_t characters(const char *s)
+{
+    uint32_t n = 0;
+
+    for (; *s != '\0'; s++)
+        n += ((unsigned char)*s & 0xc0) != 0x80;
+    return n;
+}
+
+td_status gr_schema_within(gr_schema *c, const gr_view *v, const gr_path *path, const cJSON *item,
+                           bool *within)
+{
+    gr_range r = {0};
+    uint32_t min = 0, max = GR_ANY, n;
+    td_status st;
+
+    *within = true;
+    if ((st = gr_schema_count(c, v, GR_KW_MIN_LENGTH, path, &min)) != TD_OK ||
+        (st = gr_schema_count(c, v, GR_KW_MAX_LENGTH, path, &max)) != TD_OK ||
+        (st = bounds(c, v, path, &r)) != TD_OK)
+        return st;
+    if (cJSON_IsString(item)) {
+        n = characters(item->valuestring);
+        *within = n >= min && n <= max;
+    } else if (cJSON_IsNumber(item)) {
+        double x = item->valuedouble;
+
+        *within = !(r.has_lo && (x < r.lo || (x == r.lo && r.lo_out))) &&
+                  !(r.has_hi && (x > r.hi || (x == r.hi && r.hi_out)));
+    }
+    return TD_OK;
+}
+
+/* --- Numbers. */
+
+bool gr_schema_plain_number(const gr_view *v)
+{
+    return v->of[GR_KW_MINIMUM] == NULL && v->of[GR_KW_MAXIMUM] == NULL &&
+           v->of[GR_KW_EXCLUSIVE_MINIMUM] == NULL && v->of[GR_KW_EXCLUSIVE_MAXIMUM] == NULL &&
+           v->of[GR_KW_MULTIPLE_OF] == NULL;
+}
+
 td_status gr_schema_number(gr_schema *c, const gr_view *v, const gr_path *path, bool integer,
                            int32_t from, int32_t to)
 {
@@ -257,12 +313,7 @@ td_status gr_schema_number(gr_schema *c, const gr_view *v, const gr_path *path, 
     char shown[64];
     td_status st;
 
-    if ((st = bound(c, v, GR_KW_MINIMUM, path, 1, false, &r.has_lo, &r.lo, &r.lo_out)) != TD_OK ||
-        (st = bound(c, v, GR_KW_EXCLUSIVE_MINIMUM, path, 1, true, &r.has_lo, &r.lo, &r.lo_out)) !=
-            TD_OK ||
-        (st = bound(c, v, GR_KW_MAXIMUM, path, -1, false, &r.has_hi, &r.hi, &r.hi_out)) != TD_OK ||
-        (st = bound(c, v, GR_KW_EXCLUSIVE_MAXIMUM, path, -1, true, &r.has_hi, &r.hi, &r.hi_out)) !=
-            TD_OK)
+    if ((st = bounds(c, v, path, &r)) != TD_OK)
         return st;
     if (multiple != NULL &&
         (!cJSON_IsNumber(multiple) || !gr_number_multiple(multiple->valuedouble, &r)))

@@ -105,6 +105,7 @@ static td_status literals(gr_schema *c, const gr_view *v, const gr_path *path, i
                           int32_t to)
 {
     const cJSON *list = v->of[GR_KW_ENUM], *only = v->of[GR_KW_CONST], *item;
+    bool within;
     int types;
     td_status st = gr_schema_types(c, v, path, &types);
 
@@ -114,18 +115,25 @@ static td_status literals(gr_schema *c, const gr_view *v, const gr_path *path, i
         types = GR_ALL_TYPES;
     for (int k = 0; k < GR_N_KEYWORDS; k++) {
         if (v->of[k] != NULL && k != GR_KW_ENUM && k != GR_KW_CONST && k != GR_KW_TYPE &&
-            k != GR_KW_NULLABLE)
+            k != GR_KW_NULLABLE && !gr_schema_may_bound_literals((gr_keyword)k))
             return gr_schema_fail(c, path, "'%s' beside '%s' is not supported", gr_keyword_names[k],
                                   list != NULL ? "enum" : "const");
     }
     if (list != NULL && (!cJSON_IsArray(list) || cJSON_GetArraySize(list) == 0))
         return gr_schema_fail(c, path, "'enum' is %s, expected a list of values",
                               cJSON_IsArray(list) ? "empty" : "no list");
-    if (list == NULL)
-        return gr_schema_has_type(only, types) ? gr_schema_literal(c, only, path, from, to) : TD_OK;
+    if (list == NULL) {
+        if ((st = gr_schema_within(c, v, path, only, &within)) != TD_OK)
+            return st;
+        within = within && gr_schema_has_type(only, types);
+        return within ? gr_schema_literal(c, only, path, from, to) : TD_OK;
+    }
     cJSON_ArrayForEach(item, list)
     {
-        if (!gr_schema_has_type(item, types) || (only != NULL && !cJSON_Compare(item, only, 1)))
+        if ((st = gr_schema_within(c, v, path, item, &within)) != TD_OK)
+            return st;
+        if (!within || !gr_schema_has_type(item, types) ||
+            (only != NULL && !cJSON_Compare(item, only, 1)))
             continue;
         if ((st = gr_schema_literal(c, item, path, from, to)) != TD_OK)
             return st;

@@ -152,6 +152,14 @@ typedef struct gr_counts {
     uint32_t *need, *room;
 } gr_counts;
 
+/* Whether an 'enum' or 'const' may stand beside this keyword: one that a value can be held to here.
+ */
+bool gr_schema_may_bound_literals(gr_keyword k);
+
+/* Holds a value to these keywords. */
+td_status gr_schema_within(gr_schema *c, const gr_view *v, const gr_path *path, const cJSON *item,
+                           bool *within);
+
 /* Values of one type, in the NFA in hand, between two states. counts: for a list, and for a map;
  * NULL otherwise. */
 td_status gr_schema_string(gr_schema *c, const gr_view *v, const gr_path *path, int32_t from,

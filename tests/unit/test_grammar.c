@@ -341,6 +341,14 @@ static void test_literals(void **state)
 {
     (void)state;
     CHECK_CASES(
+        {"{\"enum\":[\"a\",\"ab\",\"\xc3\xa9\xc3\xa9\xc3\xa9\",7,null],\"minLength\":2,"
+         "\"maxLength\":3}",
+         {"\"ab\"", "\"\xc3\xa9\xc3\xa9\xc3\xa9\"", "7", "null"},
+         {"\"a\""}},
+        {"{\"enum\":[1,2,3,4.5,\"x\"],\"minimum\":2,\"exclusiveMaximum\":4.5}",
+         {"2", "3", "\"x\""},
+         {"1", "4.5"}},
+        {"{\"allOf\":[{\"enum\":[\"a\",\"abc\"]},{\"maxLength\":2}]}", {"\"a\""}, {"\"abc\""}},
         {"{\"enum\":[\"a\",\"ab\",1,12,-0.5,null,true,[1,{\"b\":2}]]}",
          {"\"a\"", "\"ab\"", "1", "12", "-0.5", "null", "true", "[1,{\"b\":2}]", "[1, {\"b\": 2}]"},
          {"\"b\"", "\"abc\"", "2", "false", "[1]", "123"}},
