@@ -63,15 +63,6 @@ static void chunk_head(http_answer *h)
     add_head(h, "chat.completion.chunk");
 }
 
-static void add_usage(http_answer *h)
-{
-    td_buf_str(&h->out, "],\"usage\":");
-    chat_answer_usage(&h->out, &h->sum.usage);
-    td_buf_str(&h->out, ",\"tandem\":");
-    chat_answer_timings(&h->out, &h->sum.times);
-    td_buf_byte(&h->out, '}');
-}
-
 static void on_logprobs(void *user, const token_logprobs *list, size_t n)
 {
     choice *c = user;
@@ -238,7 +229,7 @@ static void finish_stream(http_answer *h)
 {
     if (h->include_usage) {
         chunk_head(h);
-        add_usage(h);
+        http_answer_add_usage(h);
         td_buf_str(&h->out, "\n\n");
         http_answer_send(h);
     }
@@ -255,7 +246,7 @@ static void finish_whole(chat_answer *a)
             td_buf_byte(b, ',');
         add_choice(b, &a->choices[i]);
     }
-    add_usage(&a->h);
+    http_answer_add_usage(&a->h);
     http_answer_end_whole(&a->h);
 }
 

@@ -65,15 +65,6 @@ static void add_choice(choice *c, td_slice text, const char *reason)
         td_buf_str(b, ",\"finish_reason\":null}");
 }
 
-static void add_usage(http_answer *h)
-{
-    td_buf_str(&h->out, "],\"usage\":");
-    chat_answer_usage(&h->out, &h->sum.usage);
-    td_buf_str(&h->out, ",\"tandem\":");
-    chat_answer_timings(&h->out, &h->sum.times);
-    td_buf_byte(&h->out, '}');
-}
-
 static void add_event(choice *c, td_slice text, const char *reason)
 {
     td_buf *b = &c->a->h.out;
@@ -127,7 +118,7 @@ static void finish_stream(http_answer *h)
     if (h->include_usage) {
         td_buf_str(&h->out, "data: ");
         add_head(h);
-        add_usage(h);
+        http_answer_add_usage(h);
         td_buf_str(&h->out, "\n\n");
     }
     http_answer_end_stream(h);
@@ -146,7 +137,7 @@ static void finish_whole(completion *a)
         add_choice(c, (td_slice){c->text.ptr, c->text.len}, c->reason);
         b->oom = b->oom || c->text.oom;
     }
-    add_usage(&a->h);
+    http_answer_add_usage(&a->h);
     http_answer_end_whole(&a->h);
 }
 

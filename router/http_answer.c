@@ -91,6 +91,15 @@ void http_answer_send(http_answer *a)
     td_buf_clear(&a->out);
 }
 
+void http_answer_add_usage(http_answer *a)
+{
+    td_buf_str(&a->out, "],\"usage\":");
+    chat_answer_usage(&a->out, &a->sum.usage);
+    td_buf_str(&a->out, ",\"tandem\":");
+    chat_answer_timings(&a->out, &a->sum.times);
+    td_buf_byte(&a->out, '}');
+}
+
 bool http_answer_choice_ended(http_answer *a, uint32_t choice, const request_usage *u)
 {
     chat_answer_sum(&a->sum, u, request_times_of(a->q[choice]));

@@ -39,6 +39,8 @@ void http_answer_fini(http_answer *a);
 void http_answer_begin(http_answer *a);
 /* Write `out` as a part of the stream and clear it. Nothing goes out once something was lost. */
 void http_answer_send(http_answer *a);
+/* The end of the list of choices, what all of them used, and the end of the object, into `out`. */
+void http_answer_add_usage(http_answer *a);
 /* One choice has ended; true: all have. */
 bool http_answer_choice_ended(http_answer *a, uint32_t choice, const request_usage *u);
 
