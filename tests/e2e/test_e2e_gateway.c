@@ -9,6 +9,7 @@
 #include "common/rpc.h"
 #include "proto/tandem.pb-c.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/gateway_client.h"
 
 /* What one answer has come to. */
 typedef struct told {
@@ -21,23 +22,6 @@ typedef struct told {
     gateway_event last;
     char reason[16];
 } told;
-
-static void rpc_url(const process *router, char *out, size_t cap)
-{
-    process_log_word(router, "rpc_listening url=", out, cap);
-}
-
-static gateway *open_gateway(const process *router)
-{
-    char url[160];
-    gateway *g;
-    td_error err = {0};
-
-    rpc_url(router, url, sizeof url);
-    if (gateway_open(&(gateway_options){.router = url}, &g, &err) != TD_OK)
-        fail_msg("%s", err.text);
-    return g;
-}
 
 static void body_of(char *out, size_t cap, int max_tokens, int seed)
 {

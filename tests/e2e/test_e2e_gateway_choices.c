@@ -10,6 +10,7 @@
 #include "common/rpc.h"
 #include "proto/tandem.pb-c.h"
 #include "tests/e2e/cluster.h"
+#include "tests/e2e/gateway_client.h"
 
 enum { N = 3, MAX_TOKENS = 40 };
 
@@ -18,11 +19,6 @@ enum { N = 3, MAX_TOKENS = 40 };
 #define CHAT(n, tokens) \
     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"n\":" #n \
     ",\"temperature\":1,\"seed\":3,\"ignore_eos\":true,\"max_tokens\":" #tokens "}"
-
-static void rpc_url(const process *router, char *out, size_t cap)
-{
-    process_log_word(router, "rpc_listening url=", out, cap);
-}
 
 static process *serve(cluster *c, process **decode)
 {
@@ -34,18 +30,6 @@ static process *serve(cluster *c, process **decode)
     if (decode != NULL)
         *decode = d;
     return router;
-}
-
-static gateway *open_gateway(const process *router)
-{
-    char url[160];
-    gateway *g;
-    td_error err = {0};
-
-    rpc_url(router, url, sizeof url);
-    if (gateway_open(&(gateway_options){.router = url}, &g, &err) != TD_OK)
-        fail_msg("%s", err.text);
-    return g;
 }
 
 typedef struct told {
