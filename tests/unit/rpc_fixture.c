@@ -2,12 +2,8 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
-
-tally seen;
 
 int counter_of(td_status st)
 {
@@ -25,28 +21,6 @@ long ended(void)
     return tally_of(&seen, counter_of(TD_OK)) + tally_of(&seen, counter_of(TD_UNAVAILABLE)) +
            tally_of(&seen, counter_of(TD_DEADLINE)) + tally_of(&seen, counter_of(TD_CANCELED)) +
            tally_of(&seen, OTHER);
-}
-
-int setup(void **state)
-{
-    (void)state;
-    tally_init(&seen);
-    return 0;
-}
-
-int teardown(void **state)
-{
-    (void)state;
-    tally_fini(&seen);
-    return 0;
-}
-
-const char *fresh_ipc(char *out, size_t cap)
-{
-    static int n;
-
-    snprintf(out, cap, "ipc:///tmp/td_test_rpc.%d.%d", (int)getpid(), n++);
-    return out;
 }
 
 void echo(void *user, rpc_call *call, const void *bytes, size_t n)

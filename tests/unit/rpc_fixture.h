@@ -7,21 +7,12 @@
 
 #include "common/mailbox.h"
 #include "common/rpc.h"
-#include "tests/unit/tally.h"
-
-enum { LONG_MS = 30000 };
+#include "tests/unit/rpc_test.h"
 
 /* Counters of `seen`. From ENDED on, calls by how they ended: see counter_of(). */
 enum { REQUESTS, WRONG, UP, DOWN, ENDED, OTHER = TALLY_COUNTERS - 1 };
-extern tally seen;
 int counter_of(td_status st);
 long ended(void); /* calls, however they did */
-
-int setup(void **state); /* of each test: counters at zero */
-int teardown(void **state);
-
-/* A path of this process that nothing listens on yet. */
-const char *fresh_ipc(char *out, size_t cap);
 
 rpc_server *serve(const rpc_server_options *opt);
 rpc_client *dial(const rpc_client_options *opt);

@@ -4,34 +4,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
-
-tally seen;
-
-int setup(void **state)
-{
-    (void)state;
-    tally_init(&seen);
-    return 0;
-}
-
-int teardown(void **state)
-{
-    (void)state;
-    tally_fini(&seen);
-    return 0;
-}
-
-const char *fresh_ipc(char *out, size_t cap)
-{
-    static int n;
-
-    snprintf(out, cap, "ipc:///tmp/td_test_rpc_push.%d.%d", (int)getpid(), n++);
-    return out;
-}
 
 static void push_peer(void *user, bool up)
 {

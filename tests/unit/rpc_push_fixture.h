@@ -6,19 +6,10 @@
 #include <stdint.h>
 
 #include "common/rpc.h"
-#include "tests/unit/tally.h"
+#include "tests/unit/rpc_test.h"
 
 /* Counters of `seen`. */
 enum { GOT, WRONG, PUSH_UP, PUSH_DOWN, PULL_UP, PULL_DOWN, DEAD_BUSY, DEAD_STUCK, RESET };
-enum { LONG_MS = 30000 };
-extern tally seen;
-
-int setup(void **state); /* of each test: counters at zero */
-int teardown(void **state);
-
-/* A path of this process that nothing listens on yet. */
-const char *fresh_ipc(char *out, size_t cap);
-
 /* Counts ups, downs and deaths; a test's own on_dead is left. */
 rpc_push *open_push(rpc_push_options opt);
 void push_dead(void *user, td_status why); /* the on_dead where a test has none */
