@@ -270,6 +270,19 @@ void check_added(harness *h, const void *x, const float *before, const float *pa
                      (double)after[i]);
 }
 
+void check_experts_add(harness *h, const td_experts_args *all, const float *part)
+{
+    size_t n = (size_t)all->T * (size_t)all->D;
+    td_experts_args a = *all;
+    td_error err = {0};
+    float *before;
+
+    a.x = some_resid(h, n);
+    before = read_resid(h, a.x, n);
+    check_ok(h->ops->experts(h->s, &a, &err), &err);
+    check_added(h, a.x, before, part, n);
+}
+
 void read_i32(harness *h, const void *dev, size_t n, int32_t *out)
 {
     td_error err = {0};

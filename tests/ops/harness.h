@@ -71,6 +71,8 @@ void read_i32(harness *h, const void *dev, size_t n, int32_t *out);
 void *some_resid(harness *h, size_t n);
 float *read_resid(harness *h, const void *x, size_t n);
 void check_added(harness *h, const void *x, const float *before, const float *part, size_t n);
+/* A step of experts that gave `part` adds the same to a residual stream, if it is given one. */
+void check_experts_add(harness *h, const td_experts_args *all, const float *part);
 
 /* Weights: loaded as bf16 (the values must be exact there) unless f32 is asked for. */
 const td_matrix *dev_matrix(harness *h, td_form form, td_elt elt, const float *x, int32_t E,

@@ -164,20 +164,6 @@ static void run_part(harness *h, const td_experts_args *all, int32_t from, int32
     h->ops->release(&h->held[--h->n_held]);
 }
 
-/* A step that gave `part` adds the same to a residual stream, if it is given one. */
-static void check_adding(harness *h, const td_experts_args *all, const float *part)
-{
-    size_t n = (size_t)(all->T * all->D);
-    td_experts_args a = *all;
-    td_error err = {0};
-    float *before;
-
-    a.x = some_resid(h, n);
-    before = read_resid(h, a.x, n);
-    check_ok(h->ops->experts(h->s, &a, &err), &err);
-    check_added(h, a.x, before, part, n);
-}
-
 static void expert_case_on(harness *h, const expert_case *c)
 {
     size_t nt = (size_t)(c->T * c->D);
@@ -193,7 +179,7 @@ static void expert_case_on(harness *h, const expert_case *c)
     read_elts(h, a.out, h->ops->act, nt, got);
     experts_ref(c, &m, want);
     check_close("experts", got, want, nt, h->tol->expert);
-    check_adding(h, &a, got);
+    check_experts_add(h, &a, got);
     if (c->T > TD_SMALL_STEP) { /* the last ones in the shortest step of this kind: the same bits */
         const int32_t T = TD_SMALL_STEP + 1;
         float *last = host_floats(h, (size_t)(T * c->D));
@@ -231,7 +217,7 @@ static void decode_case_on(harness *h, const expert_case *c)
         td_experts_args few = a;
 
         few.T = T;
-        check_adding(h, &few, all);
+        check_experts_add(h, &few, all);
     }
     for (size_t i = 0; i < N_OF(decode_sizes); i += harness_small() ? 3 : 1) {
         int32_t T = decode_sizes[i], step = T == 1 && !harness_small() ? 7 : T < 20 ? 37 : 63;
@@ -293,9 +279,9 @@ static void test_experts_leave_padding_rows_zero(void **state)
     read_elts(h, a.out, h->ops->act, n, got);
     for (size_t i = 0; i < n; i++)
         assert_float_equal(got[i], 0, 0);
-    check_adding(h, &a, got);
+    check_experts_add(h, &a, got);
     a.T = 5; /* with few tokens another way is taken */
-    check_adding(h, &a, got);
+    check_experts_add(h, &a, got);
     harness_clear(h);
 }
 

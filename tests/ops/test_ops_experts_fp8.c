@@ -259,20 +259,6 @@ static void run_step(harness *h, const td_experts_args *a, float *out)
     read_elts(h, a->out, TD_ELT_BF16, (size_t)a->T * (size_t)a->D, out);
 }
 
-/* A step that gave `part` adds the same to a residual stream, if it is given one. */
-static void check_adding(harness *h, const td_experts_args *all, const float *part)
-{
-    size_t n = (size_t)all->T * (size_t)all->D;
-    td_experts_args a = *all;
-    td_error err = {0};
-    float *before;
-
-    a.x = some_resid(h, n);
-    before = read_resid(h, a.x, n);
-    check_ok(h->ops->experts(h->s, &a, &err), &err);
-    check_added(h, a.x, before, part, n);
-}
-
 /* The row of x8 that token t's row must be, and its scales. */
 static void quantise_ref(const float *t, int32_t D, uint8_t *code, float *scale)
 {
@@ -431,7 +417,7 @@ static void case_on(harness *h, const fp8_case *c)
 
     check_ok(td_fp8_h_scale(c->limit, &h_scale, &err), &err);
     run_step(h, &m.a, got);
-    check_adding(h, &m.a, got);
+    check_experts_add(h, &m.a, got);
     read_i32(h, ws.place, (size_t)(T * c->k), place);
     /* About 60 tokens, those at the ends of each expert's rows among them by chance and by step. */
     for (int32_t t = 0; t<T; t += T> 90 ? T / 60 : 1)
