@@ -56,8 +56,7 @@ typedef enum gateway_kind {
     GATEWAY_TOKEN,     /* log-probabilities of a token whose content is still to come: token, top */
     GATEWAY_CALL,      /* a call of a function begins: index, id, text is its name */
     GATEWAY_ARGUMENTS, /* text, of call `index` */
-    GATEWAY_FINISHED,  /* text is the finish reason; usage and timings; open: the rest of the stream
-                        */
+    GATEWAY_FINISHED,  /* of one choice: text is the finish reason; usage, timings, open */
     GATEWAY_FAILED, /* the whole stream; status, text, param: the body's field, if it is at fault */
 } gateway_kind;
 
@@ -83,8 +82,7 @@ typedef struct gateway_event {
     uint32_t prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens;
     uint64_t ttft_us, e2e_us, prefill_queue_us, prefill_us, kv_tail_us, kv_bytes;
     uint32_t kv_puts, retries;
-    td_slice
-        kv_transport; /* empty, and kv_* are 0: the answer was over before they were reported */
+    td_slice kv_transport; /* empty, kv_* 0: the answer was over before they were reported */
 } gateway_event;
 
 /* The next event of any answer. TD_DEADLINE: none by then. Any other failure: the router is lost
