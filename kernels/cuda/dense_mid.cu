@@ -277,6 +277,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const mid_ring<Tile> ring = {(smem_addr(smem) + 1023) / 1024 * 1024, smem_addr(full),
                                  smem_addr(empty)};
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool consumes = warp < CONSUMERS / 32;
+    float acc[Tile::BT / 2] = {};
 
     if (threadIdx.x < Tile::STAGES) {
         mbarrier_init(ring.full + threadIdx.x * 8, 2); /* weights and rows */
@@ -285,15 +287,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
     fence_mbarrier_init();
     __syncthreads();
     griddepcontrol_launch_dependents();
-    if (warp == CONSUMERS / 32) {
-        if (elect_one())
-            produce<Tile, KIND>(&w, &a, p, ring);
-        __syncwarp();
-        __syncthreads();
-        barrier_cluster_sync();
-    } else {
-        float acc[Tile::BT / 2] = {};
-
+    /* The warps part for their work and come together for each barrier: in PTX arrivals count, in
+     * CUDA a barrier is one place in the text, which compute-sanitizer's synccheck holds us to. */
+    if (consumes) {
         griddepcontrol_wait();
         if (KIND == CUDA_DENSE_QKV && threadIdx.x < p.T) {
             tokens.scale[threadIdx.x] = __ldcg(p.scale + threadIdx.x);
@@ -301,7 +297,13 @@ static __global__ void __launch_bounds__(THREADS, 2)
             tokens.slot[threadIdx.x] = __ldcg(p.slot + threadIdx.x);
         }
         consume<Tile>(p, ring, acc);
-        __syncthreads(); /* the ring becomes this group's sums, [token][PITCH] */
+    } else {
+        if (elect_one())
+            produce<Tile, KIND>(&w, &a, p, ring);
+        __syncwarp();
+    }
+    __syncthreads(); /* the ring becomes this group's sums, [token][PITCH] */
+    if (consumes) {
 #pragma unroll
         for (int j = 0; j < Tile::BT / 8; j++) {
             const uint32_t at =
@@ -312,9 +314,10 @@ static __global__ void __launch_bounds__(THREADS, 2)
             st_shared_f32(at + 32, acc[4 * j + 2]);
             st_shared_f32(at + PITCH * 4 + 32, acc[4 * j + 3]);
         }
-        barrier_cluster_sync(); /* the others' sums are there */
-        finish<Tile, KIND>(p, ring.stages, tokens);
     }
+    barrier_cluster_sync(); /* the others' sums are there */
+    if (consumes)
+        finish<Tile, KIND>(p, ring.stages, tokens);
     barrier_cluster_sync(); /* the others have read this block's */
 }
 
