@@ -52,6 +52,8 @@ SANITIZED=(
     'initcheck test_ops_experts 2'
     'initcheck test_ops_attn 2'
     'synccheck test_ops_attn 2'
+    'synccheck test_ops_attn_in 1'
+    'synccheck test_ops_dense 1'
     'synccheck test_ops_experts 1'
     'memcheck test_ops_experts_fp8 1'
     'memcheck test_ops_sample 1'

@@ -18,9 +18,7 @@
 # what the other tests check: kernels are built with TANDEM_RACECHECK (hopper.cuh says why); a workspace is poisoned
 # and not raw where rows end within 16 bytes or cuBLASLt writes them, which initcheck does not see (harness.c); tests
 # that ask for too much memory are skipped (test_ops_load.c); test_ops_comm is run where --tests names it only, as its
-# ranks wait for each other and replays of their graphs may not overlap under the tools; and test_ops_dense and test_ops_attn_in are not
-# under synccheck, which takes barriers that warps come to from two places, as in dense_mid.cu, for divergence. PTX
-# counts arrivals only.
+# ranks wait for each other and replays of their graphs may not overlap under the tools.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -101,7 +99,7 @@ pack() {
 PRESET=cuda DIR='' JOBS=() GIVEN=()
 while [ $# -gt 0 ]; do
     case "$1" in
-        -h | --help) sed -n '2,27s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+        -h | --help) sed -n '2,25s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
         --pack) [ $# -ge 2 ] || { echo "tests/run_gpu.sh: --pack wants a folder" >&2; exit 2; }
             DIR=$2
             shift
