@@ -302,8 +302,12 @@ static td_status launch(Kernel kernel, dim3 grid, int threads, int smem, const d
     c.stream = s;
     c.attrs = &early;
     c.numAttrs = 1;
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    cudaError_t e = cudaSuccess;
 
+    /* Never back to less: ranks on one GPU share the kernel, and another may be about to launch it
+     * with more. */
+    if (smem > 0)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     if (e == cudaSuccess)
         e = cudaLaunchKernelEx(&c, kernel, p);
     return td_cuda_status(err, e, "attn_decode");
