@@ -30,7 +30,7 @@ static __device__ __forceinline__ float element(const plain_params &p, int64_t a
 /* N: dimensions a lane, lane, lane + 32, ... */
 template <int N> static __global__ void __launch_bounds__(32) plain_kernel(const plain_params p)
 {
-    const int lane = threadIdx.x, h = blockIdx.x, t = blockIdx.y;
+    const int lane = threadIdx.x, t = blockIdx.x, h = blockIdx.y;
     const int pos = p.len != NULL ? p.len[t] - 1 : p.pos0 + t;
     const int lo = p.window > 0 ? max(pos - p.window + 1, 0) : 0;
     const int32_t *table = p.table + (int64_t)t * p.table_stride;
@@ -94,7 +94,7 @@ td_status td_cuda_attn_plain(cudaStream_t s, int32_t T, int32_t H, int32_t K, in
                             table_stride,
                             pos0,
                             scale};
-    const dim3 grid((unsigned)H, (unsigned)T);
+    const dim3 grid((unsigned)T, (unsigned)H); /* y ends at 65535, which a chunk may pass */
 
     if (d <= 64)
         plain_kernel<2><<<grid, 32, 0, s>>>(p);
