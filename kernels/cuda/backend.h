@@ -45,6 +45,7 @@ struct td_dev {
     int32_t index;
     int32_t held; /* processors that waiting kernels of other ranks on this GPU may occupy */
     bool counted; /* among those that are open: td_cuda_alone() */
+    bool served;  /* by MPS: other processes' kernels run beside ours, and not in turns */
     td_stream stream;
     cuda_event event[TD_CUDA_EVENTS];
     uint32_t next_event;
@@ -106,7 +107,8 @@ static inline const float *td_cuda_vector(const td_matrix *m)
 
 /* cudaMalloc()'s, as measured: 24 layers of gpt-oss-20b lose 150 MiB to it. */
 enum { TD_CUDA_ALLOC_GRAIN = 2 << 20 };
-/* No other rank of this process has this GPU open now, so all steps on it run on one stream. */
+/* No other rank of this process has this GPU open now, so all steps on it run on one stream; and no
+ * other process runs on it at the same time. */
 bool td_cuda_alone(const td_dev *dev);
 td_status td_cuda_alloc(td_dev *dev, size_t bytes, td_buffer *out, td_error *err);
 td_status td_cuda_alloc_raw(td_dev *dev, size_t bytes, td_buffer *out,

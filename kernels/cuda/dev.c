@@ -12,7 +12,7 @@ static atomic_int open_here[COUNTED];
 
 bool td_cuda_alone(const td_dev *dev)
 {
-    return dev->counted && atomic_load(&open_here[dev->index]) == 1;
+    return !dev->served && dev->counted && atomic_load(&open_here[dev->index]) == 1;
 }
 
 static void dev_close(td_dev *dev)
@@ -75,6 +75,17 @@ static td_status check_device(int32_t index, td_error *err)
     return TD_OK;
 }
 
+/* Drivers that are too old for the question say that it is not valid. */
+static bool mps_serves(int32_t index)
+{
+    int yes = 0;
+
+    if (cudaDeviceGetAttribute(&yes, cudaDevAttrMpsEnabled, index) == cudaSuccess)
+        return yes != 0;
+    (void)cudaGetLastError();
+    return false;
+}
+
 static td_status make_events(td_dev *dev, td_error *err)
 {
     td_status st = TD_OK;
@@ -101,6 +112,7 @@ static td_status dev_open(const td_dev_options *opt, td_dev **out, td_error *err
     dev->index = opt->index;
     dev->threads = opt->threads;
     dev->stream.dev = dev;
+    dev->served = mps_serves(dev->index);
     dev->counted = dev->index < COUNTED;
     if (dev->counted)
         atomic_fetch_add(&open_here[dev->index], 1);
