@@ -4,7 +4,7 @@
 
 const td_option prefill_options[] = {
     TD_WORKER_OPTIONS(prefill_config),
-    {"chunk", TD_OPT_U32, offsetof(prefill_config, chunk), "0", 0, 65535,
+    {"chunk", TD_OPT_U32, offsetof(prefill_config, chunk), "0", 0, 65536,
      "Tokens computed at once. Cancels are looked at between chunks; larger chunks are faster. 0: "
      "256 on the CPU, 8192 on a GPU.",
      NULL},
