@@ -39,6 +39,24 @@ void parse_with(const char *members, generation *g)
         fail_msg("%s: %s", members, err.text);
 }
 
+void check_bad(const char *body, size_t n, const char *param, const char *says)
+{
+    generation g;
+    td_error err = {0};
+
+    if (parse_n(body, n, false, &g, &err) != TD_INVALID)
+        fail_msg("taken: %.200s", body);
+    if (strcmp(err.param, param) != 0 || strstr(err.text, says) == NULL)
+        fail_msg("%.200s: param \"%s\", not \"%s\"; text: %s", body, err.param, param, err.text);
+    generation_free(&g);
+}
+
+void fill(td_buf *b, const char *text, size_t times)
+{
+    for (size_t i = 0; i < times; i++)
+        td_buf_str(b, text);
+}
+
 void assert_text(td_slice s, const char *text)
 {
     assert_non_null(s.ptr);

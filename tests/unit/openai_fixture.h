@@ -3,6 +3,7 @@
 #ifndef TANDEM_TESTS_UNIT_OPENAI_FIXTURE_H
 #define TANDEM_TESTS_UNIT_OPENAI_FIXTURE_H
 
+#include "common/buf.h"
 #include "router/openai.h"
 
 /* Members of a body, to be joined to others. */
@@ -15,6 +16,12 @@ td_status parse(const char *body, generation *g, td_error *err); /* with ignore_
 
 /* `members` beside one user message; must be fine. */
 void parse_with(const char *members, generation *g);
+
+/* A body of n bytes is refused: `param` is what is at fault, and the text has `says` in it. */
+void check_bad(const char *body, size_t n, const char *param, const char *says);
+
+/* `text` so many times over, at the end of b. */
+void fill(td_buf *b, const char *text, size_t times);
 
 void assert_text(td_slice s, const char *text);
 
