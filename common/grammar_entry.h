@@ -1,5 +1,6 @@
-/* grammar_entry: what grammar_entry.c finds out about the states of a grammar, and grammar_mask.c
- * puts together for a stack. */
+/* grammar_entry: what is found out about the states of a grammar, by walks over the vocabulary
+ * (grammar_walk.c, grammar_entry.c), and remembered (grammar_cache.c); grammar_mask.c puts it
+ * together for a stack. */
 #ifndef TANDEM_COMMON_GRAMMAR_ENTRY_H
 #define TANDEM_COMMON_GRAMMAR_ENTRY_H
 
@@ -22,7 +23,34 @@ typedef struct gr_entry {
     uint16_t *used, *exit_used;
 } gr_entry;
 
+/* Of `used`, characters beside which these stand. */
+enum {
+    GR_FAR = 1 << 15,    /* room that no token uses up */
+    GR_CLOSES = 1 << 14, /* the string has ended with the token */
+    GR_NOT_ALLOWED = 1 << 15,
+};
+
+/* What an entry can be made from. */
+typedef struct gr_source {
+    const gr_entry *whole; /* of the same state without bounds, if that is a plain string's */
+    const gr_entry *alike; /* of a state that is alike to gr_depths[j] bytes */
+    int j;
+} gr_source;
+
 void gr_entry_free(gr_entry *e);
+
+/* False: no memory. */
+bool gr_entry_note_exit(gr_entry *e, uint32_t node, uint16_t used);
+
+/* A new entry, the caller's to free. NULL: no memory. */
+gr_entry *gr_entry_make(const td_grammar *g, const td_token_set *tokens, const gr_config *c,
+                        const gr_source *from);
+size_t gr_entry_bytes(const gr_entry *e, const td_token_set *tokens); /* what it takes */
+
+static inline bool gr_in_string(const td_grammar *g, int32_t state)
+{
+    return state >= g->string_lo && state < g->string_hi;
+}
 
 /* The entry of a place, made if there is none. *own: it is the caller's to free, the cache being
  * full. NULL: no memory. */

@@ -63,7 +63,7 @@ typedef struct gr_state {
     bool final;    /* the rule may end here */
 } gr_state;
 
-typedef struct gr_cache gr_cache; /* grammar_mask.c */
+typedef struct gr_cache gr_cache; /* grammar_cache.c */
 
 struct td_grammar {
     gr_state *states;
