@@ -1,219 +1,16 @@
-/* Captured steps, on a backend made for it: the CPU's, with graphs that keep each step's arguments
- * and run them again. Whatever a step gets wrong when it is kept (an input that is not in its
- * place, padding that shows, a table that was not sent) shows against the CPU backend, bit for bit.
- */
+/* Captured steps, on a backend made for it. Whatever a step gets wrong when it is kept (an input
+ * that is not in its place, padding that shows, a table that was not sent) shows against the CPU
+ * backend, bit for bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
 
 #include "common/model.h"
+#include "tests/unit/graph_backend.h"
 #include "tests/unit/model_fixture.h"
-
-/* --- a backend with graphs ------------------------------------------------------------------ */
-
-enum { MOST_KEPT = 600 };
-
-typedef struct copy_args {
-    void *dst;
-    const void *src;
-    size_t dst_pitch, src_pitch, bytes, rows;
-} copy_args;
-
-typedef union any_args {
-    td_embed_args embed;
-    td_add_args add;
-    td_attn_in_args attn_in;
-    td_attn_decode_args attn_decode;
-    td_attn_out_args attn_out;
-    td_router_args router;
-    td_experts_args experts;
-    td_head_args head;
-    td_sample_args sample;
-    copy_args copy;
-} any_args;
-
-typedef enum kept_kind {
-    EMBED,
-    ADD,
-    ATTN_IN,
-    ATTN_DECODE,
-    ATTN_OUT,
-    ROUTER,
-    EXPERTS,
-    HEAD,
-    SAMPLE,
-    COPY_OUT
-} kept_kind;
-
-typedef struct kept {
-    kept_kind kind;
-    any_args a;
-    const void *part; /* of add: the array may not live on */
-} kept;
-
-struct td_graph {
-    kept k[MOST_KEPT];
-    int n;
-};
-
-static td_graph *capturing; /* one rank */
-static int captured, launched, alive, refuse_captures;
-
-static bool keep(kept_kind kind, const void *args, size_t bytes)
-{
-    kept *k;
-
-    if (capturing == NULL)
-        return false;
-    assert_true(capturing->n < MOST_KEPT);
-    k = &capturing->k[capturing->n++];
-    k->kind = kind;
-    memcpy(&k->a, args, bytes);
-    if (kind == ADD) {
-        assert_int_equal(k->a.add.n_parts, 1);
-        k->part = k->a.add.part[0];
-    }
-    return true;
-}
-
-#define STEP(name, kind) \
-    static td_status do_##name(td_stream *s, const td_##name##_args *a, td_error *err) \
-    { \
-        return keep(kind, a, sizeof *a) ? TD_OK : td_ops_cpu.name(s, a, err); \
-    }
-STEP(embed, EMBED)
-STEP(add, ADD)
-STEP(attn_in, ATTN_IN)
-STEP(attn_decode, ATTN_DECODE)
-STEP(attn_out, ATTN_OUT)
-STEP(router, ROUTER)
-STEP(experts, EXPERTS)
-STEP(head, HEAD)
-STEP(sample, SAMPLE)
-
-static td_status do_copy_out(td_stream *s, void *dst, size_t dst_pitch, const void *src,
-                             size_t src_pitch, size_t bytes, size_t rows, td_error *err)
-{
-    copy_args c = {dst, src, dst_pitch, src_pitch, bytes, rows};
-
-    if (keep(COPY_OUT, &c, sizeof c))
-        return TD_OK;
-    return td_ops_cpu.copy_out(s, dst, dst_pitch, src, src_pitch, bytes, rows, err);
-}
-
-/* What a graph cannot hold. */
-static td_status do_copy_in(td_stream *s, void *dst, const void *src, size_t bytes, td_error *err)
-{
-    assert_null(capturing);
-    return td_ops_cpu.copy_in(s, dst, src, bytes, err);
-}
-
-static td_status do_edit(td_stream *s, const td_edit_args *a, td_error *err)
-{
-    assert_null(capturing);
-    return td_ops_cpu.edit(s, a, err);
-}
-
-static td_status do_sync(td_stream *s, td_error *err)
-{
-    assert_null(capturing);
-    return td_ops_cpu.sync(s, err);
-}
-
-static td_status graph_begin(td_stream *s, td_error *err)
-{
-    (void)s;
-    (void)err;
-    assert_null(capturing);
-    capturing = calloc(1, sizeof *capturing);
-    assert_non_null(capturing);
-    return TD_OK;
-}
-
-static td_status graph_end(td_stream *s, td_graph **out, td_error *err)
-{
-    td_graph *g = capturing;
-
-    (void)s;
-    capturing = NULL;
-    if (out != NULL && refuse_captures == 0) {
-        *out = g;
-        captured++;
-        alive++;
-        return TD_OK;
-    }
-    free(g);
-    return out != NULL ? td_fail(err, TD_DEVICE, "no graphs today") : TD_OK;
-}
-
-static td_status graph_launch(td_stream *s, td_graph *g, td_error *err)
-{
-    td_status st = TD_OK;
-
-    launched++;
-    for (int i = 0; st == TD_OK && i < g->n; i++) {
-        kept *k = &g->k[i];
-
-        switch (k->kind) {
-        case EMBED: st = td_ops_cpu.embed(s, &k->a.embed, err); break;
-        case ADD:
-            k->a.add.part = &k->part;
-            st = td_ops_cpu.add(s, &k->a.add, err);
-            break;
-        case ATTN_IN: st = td_ops_cpu.attn_in(s, &k->a.attn_in, err); break;
-        case ATTN_DECODE: st = td_ops_cpu.attn_decode(s, &k->a.attn_decode, err); break;
-        case ATTN_OUT: st = td_ops_cpu.attn_out(s, &k->a.attn_out, err); break;
-        case ROUTER: st = td_ops_cpu.router(s, &k->a.router, err); break;
-        case EXPERTS: st = td_ops_cpu.experts(s, &k->a.experts, err); break;
-        case HEAD: st = td_ops_cpu.head(s, &k->a.head, err); break;
-        case SAMPLE: st = td_ops_cpu.sample(s, &k->a.sample, err); break;
-        case COPY_OUT: {
-            copy_args *c = &k->a.copy;
-            st = td_ops_cpu.copy_out(s, c->dst, c->dst_pitch, c->src, c->src_pitch, c->bytes,
-                                     c->rows, err);
-            break;
-        }
-        }
-    }
-    return st;
-}
-
-static void graph_free(td_graph *g)
-{
-    alive -= g != NULL;
-    free(g);
-}
-
-static td_ops with_graphs(void)
-{
-    td_ops ops = td_ops_cpu;
-
-    ops.embed = do_embed;
-    ops.add = do_add;
-    ops.attn_in = do_attn_in;
-    ops.attn_decode = do_attn_decode;
-    ops.attn_out = do_attn_out;
-    ops.router = do_router;
-    ops.experts = do_experts;
-    ops.head = do_head;
-    ops.sample = do_sample;
-    ops.copy_in = do_copy_in;
-    ops.copy_out = do_copy_out;
-    ops.edit = do_edit;
-    ops.sync = do_sync;
-    ops.graph_begin = graph_begin;
-    ops.graph_end = graph_end;
-    ops.graph_launch = graph_launch;
-    ops.graph_free = graph_free;
-    captured = launched = alive = refuse_captures = 0;
-    return ops;
-}
-
-/* --- tests ---------------------------------------------------------------------------------- */
 
 enum { SEQS = 12, PAGES = 5, STEPS = 150, COUNTS = 40 };
 
@@ -396,21 +193,21 @@ static void run_plan(td_model *plain, td_model *graphs, int steps)
 
 static void test_model_graph_gives_what_the_step_itself_gives(void **state)
 {
-    td_ops ops = with_graphs();
+    td_ops ops = ops_with_graphs();
     td_model *plain = open_model(NULL), *graphs = open_model(&ops);
 
     (void)state;
     run_plan(plain, graphs, STEPS);
-    assert_int_equal(captured, 5); /* of 1, 2, 4, 8 and all 12 */
-    assert_true(launched > STEPS - 2 * captured - 5);
+    assert_int_equal(graph_seen.captured, 5); /* of 1, 2, 4, 8 and all 12 */
+    assert_true(graph_seen.launched > STEPS - 2 * graph_seen.captured - 5);
     td_model_close(plain);
     td_model_close(graphs);
-    assert_int_equal(alive, 0);
+    assert_int_equal(graph_seen.alive, 0);
 }
 
 static void test_model_warm_up_captures_all_and_changes_nothing(void **state)
 {
-    td_ops ops = with_graphs();
+    td_ops ops = ops_with_graphs();
     td_model *plain = open_model(NULL), *graphs = open_model(&ops);
     uint64_t bytes = td_model_kv(graphs)->region_bytes;
     td_error err = {0};
@@ -418,36 +215,36 @@ static void test_model_warm_up_captures_all_and_changes_nothing(void **state)
     (void)state;
     check_ok(td_model_warm_up(plain, &err), &err); /* nothing to do */
     check_ok(td_model_warm_up(graphs, &err), &err);
-    assert_int_equal(captured, 5);
+    assert_int_equal(graph_seen.captured, 5);
     assert_memory_equal(td_model_kv_base(graphs, 0), td_model_kv_base(plain, 0), bytes);
     run_plan(plain, graphs, 40);
-    assert_int_equal(captured, 5);
+    assert_int_equal(graph_seen.captured, 5);
     td_model_close(plain);
     td_model_close(graphs);
 }
 
 static void test_model_graph_that_cannot_be_made_is_an_error_and_made_later(void **state)
 {
-    td_ops ops = with_graphs();
+    td_ops ops = ops_with_graphs();
     td_model *plain = open_model(NULL), *graphs = open_model(&ops);
     td_error err = {0};
 
     (void)state;
-    refuse_captures = 1;
+    graph_seen.refuse_captures = 1;
     assert_int_equal(td_model_warm_up(graphs, &err), TD_DEVICE);
     assert_non_null(strstr(err.text, "no graphs today"));
-    refuse_captures = 0;
+    graph_seen.refuse_captures = 0;
     run_plan(plain, graphs, 30);
     td_model_close(plain);
     td_model_close(graphs);
-    assert_int_equal(alive, 0);
+    assert_int_equal(graph_seen.alive, 0);
 }
 
 /* Lists that are too long to be on the device together are sampled in rounds. */
 static void test_model_samples_in_rounds_when_lists_are_long(void **state)
 {
     enum { N = 6, LONG = 4000 };
-    td_ops ops = with_graphs();
+    td_ops ops = ops_with_graphs();
     td_model *graphs = open_model(&ops);
     static td_id_range banned[N][LONG];
     td_seq seqs[N];
@@ -497,7 +294,7 @@ static void test_model_masks_of_a_large_batch_are_one_step(void **state)
 {
     enum { N = TD_SMALL_STEP + 2 };
     static uint32_t masks[N][(515 + 31) / 32];
-    td_ops ops = with_graphs();
+    td_ops ops = ops_with_graphs();
     td_model *graphs = open_rows(&ops, N, N);
     td_seq seqs[N];
     td_sampling sampling[N];
@@ -515,9 +312,9 @@ static void test_model_masks_of_a_large_batch_are_one_step(void **state)
         masks[i][(3 * i) / 32] = 1u << 3 * i % 32;
         sampling[i] = (td_sampling){.mask = masks[i]};
     }
-    launched = 0;
+    graph_seen.launched = 0;
     check_ok(td_model_decode(graphs, &d, &err), &err);
-    assert_int_equal(launched, 1);
+    assert_int_equal(graph_seen.launched, 1);
     for (int32_t i = 0; i < N; i++)
         assert_int_equal(out[i], 3 * i); /* all that its mask leaves */
     td_model_close(graphs);
