@@ -13,12 +13,7 @@ static void on_close(td_http_request *req, void *arg)
     http_answer *a = arg;
 
     (void)req;
-    for (uint32_t i = 0; i < a->n; i++) {
-        if (a->q[i] != NULL) { /* and with it the others */
-            request_cancel(a->q[i], "client_closed");
-            break;
-        }
-    }
+    request_cancel_choices(a->q, a->n, "client_closed");
     a->free_owner(a);
 }
 

@@ -95,6 +95,16 @@ void request_cancel(request *q, const char *why)
     leave(q);
 }
 
+void request_cancel_choices(request *const *q, uint32_t n, const char *why)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (q[i] != NULL) { /* and with it the others */
+            request_cancel(q[i], why);
+            return;
+        }
+    }
+}
+
 void request_end_in_error(request *q, const td_error *err)
 {
     answer a = q->answer;

@@ -80,6 +80,8 @@ TD_MUST_CHECK td_status request_submit_choices(router *r, generation *g, const c
  * more, for q and all other choices of its question. Their pointers are dead afterwards. why is for
  * the log ("client_closed", "slow_client") and is kept: a literal. */
 void request_cancel(request *q, const char *why);
+/* The same for all choices q[0 .. n) of a question; those that have ended are NULL. */
+void request_cancel_choices(request *const *q, uint32_t n, const char *why);
 
 uint64_t request_id(const request *q); /* unique in this router */
 /* Whether the content that comes now belongs to the final answer, not to a preamble of calls. */

@@ -160,7 +160,6 @@ static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stre
 {
     gateway *g = rpc_api_known(a, m->gateway_id);
     void *users[GENERATION_MAX_CHOICES];
-    request *q[GENERATION_MAX_CHOICES];
     char name[sizeof((stream *)0)->request_id];
     generation gen;
     stream *s = NULL;
@@ -183,14 +182,12 @@ static td_status start_stream(rpc_api *a, const Tandem__GatewayGenerate *m, stre
     for (uint32_t i = 0; i < s->n; i++)
         users[i] = &s->choices[i];
     st = request_submit_choices(a->r, &gen, name[0] ? s->request_id : g->id, &rpc_api_answer, users,
-                                q, retry_s, err);
+                                s->q, retry_s, err);
     if (st != TD_OK) {
         free(s);
         return st;
     }
-    for (uint32_t i = 0; i < s->n; i++)
-        s->choices[i].q = q[i];
-    s->id = request_id(q[0]);
+    s->id = request_id(s->q[0]);
     DL_APPEND(g->streams, s);
     *out = s;
     return TD_OK;
@@ -234,7 +231,7 @@ static void take_cancel(rpc_api *a, rpc_call *call, const Tandem__GatewayCancel 
 
         if (!is_canceled(s, m))
             continue;
-        rpc_api_cancel_stream(s, "gateway_cancel");
+        request_cancel_choices(s->q, s->n, "gateway_cancel");
         e.status = TD_CANCELED;
         e.text = td_pb_text("canceled");
         rpc_api_add_event(s, &e);

@@ -24,7 +24,6 @@ typedef struct stream stream;
 
 typedef struct stream_choice {
     stream *stream;
-    request *q; /* NULL: it has ended */
     uint32_t number;
 } stream_choice;
 
@@ -35,6 +34,7 @@ struct stream {
     char request_id[132]; /* the gateway's own */
     uint32_t index;       /* of the next event */
     uint32_t n, n_open;
+    request *q[GENERATION_MAX_CHOICES]; /* by choice; NULL: it has ended */
     stream *prev, *next;
     stream_choice choices[]; /* [n] */
 };
@@ -85,7 +85,6 @@ extern const answer rpc_api_answer;
 /* The next event of a stream; it goes out with the turn of the loop. Its stream and index are
  * filled in here. */
 void rpc_api_add_event(stream *s, Tandem__GatewayEvent *e);
-void rpc_api_cancel_stream(stream *s, const char *why); /* its requests; why as request_cancel() */
 void rpc_api_drop_stream(stream *s); /* its requests are over, or have been canceled */
 void rpc_api_send_pending(gateway *g);
 void rpc_api_flush(void *arg); /* the loop's task: arg is the rpc_api */

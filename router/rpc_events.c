@@ -75,16 +75,6 @@ void rpc_api_add_event(stream *s, Tandem__GatewayEvent *e)
         td_debug("flush_dropped", "gateway=%s", g->id);
 }
 
-void rpc_api_cancel_stream(stream *s, const char *why)
-{
-    for (uint32_t i = 0; i < s->n; i++) {
-        if (s->choices[i].q != NULL) { /* and with it the others */
-            request_cancel(s->choices[i].q, why);
-            return;
-        }
-    }
-}
-
 void rpc_api_drop_stream(stream *s)
 {
     DL_DELETE(s->gateway->streams, s);
@@ -180,7 +170,7 @@ static void on_flush(void *user)
 static void on_finish(void *user, const char *reason, const request_usage *u)
 {
     stream_choice *c = user;
-    const request_times *t = request_times_of(c->q);
+    const request_times *t = request_times_of(c->stream->q[c->number]);
     Tandem__GatewayEvent e = TANDEM__GATEWAY_EVENT__INIT;
     Tandem__Usage usage = TANDEM__USAGE__INIT;
     Tandem__Timings times = TANDEM__TIMINGS__INIT;
@@ -202,7 +192,7 @@ static void on_finish(void *user, const char *reason, const request_usage *u)
     e.usage = &usage;
     e.timings = &times;
     add_event(c, &e);
-    c->q = NULL;
+    c->stream->q[c->number] = NULL;
     if (--c->stream->n_open == 0)
         rpc_api_drop_stream(c->stream);
 }

@@ -43,7 +43,7 @@ void rpc_api_drop_gateway(gateway *g, const char *why)
     while (g->streams != NULL) {
         stream *s = g->streams;
 
-        rpc_api_cancel_stream(s, "gateway_gone");
+        request_cancel_choices(s->q, s->n, "gateway_gone");
         rpc_api_drop_stream(s);
         n++;
     }
