@@ -50,6 +50,14 @@ bool td_signals_hangup_ignored(void)
     return ignored_at_start || ignored_now();
 }
 
+td_wish td_signal_wish(td_usec *asked_at, td_usec now)
+{
+    if (*asked_at != 0)
+        return now - *asked_at < 200 * TD_USEC_PER_MSEC ? TD_WISH_SAME : TD_WISH_AGAIN;
+    *asked_at = now;
+    return TD_WISH_NEW;
+}
+
 td_status td_signals_start(void (*fn)(void *user, int signo), void *user, td_error *err)
 {
     pthread_attr_t attr;

@@ -15,7 +15,7 @@ static struct {
     void (*drain)(void *engine);
     void *engine;
     int code;         /* of the exit, when leaving */
-    td_usec asked_at; /* by the first signal; 0: none has come */
+    td_usec asked_at; /* td_signal_wish() */
 } life = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void on_signal(void *user, int signo)
@@ -26,21 +26,22 @@ static void on_signal(void *user, int signo)
         td_info("stopped", "signo=%d status=OK what=\"it was still loading\"", signo);
         _exit(0);
     }
-    if (life.asked_at != 0 && td_now_us() - life.asked_at < TD_SIGNAL_ONE_WISH) {
+    switch (td_signal_wish(&life.asked_at, td_now_us())) {
+    case TD_WISH_NEW:
+        td_info("signal", "signo=%d action=%s", signo, life.stage == RUNNING ? "drain" : "none");
+        if (life.stage == RUNNING)
+            life.drain(life.engine);
+        break;
+    case TD_WISH_SAME:
         td_info("signal", "signo=%d action=none what=\"as the one just before it\"", signo);
-        pthread_mutex_unlock(&life.lock);
-        return;
-    }
-    if (life.asked_at != 0) {
+        break;
+    case TD_WISH_AGAIN: {
         int code = life.stage == LEAVING ? life.code : 128 + signo;
 
         td_warn("signal_again", "signo=%d action=exit exit=%d", signo, code);
         _exit(code);
     }
-    life.asked_at = td_now_us();
-    td_info("signal", "signo=%d action=%s", signo, life.stage == RUNNING ? "drain" : "none");
-    if (life.stage == RUNNING)
-        life.drain(life.engine);
+    }
     pthread_mutex_unlock(&life.lock);
 }
 

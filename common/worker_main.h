@@ -4,7 +4,7 @@
  *
  * What a signal (SIGTERM, SIGINT, SIGHUP) does depends on where serve() is. While it loads, the
  * process ends at once with 0: nobody waits for anything. While it runs, the first one drains and
- * a second one (later than TD_SIGNAL_ONE_WISH) ends the process with 128 + its number. While it
+ * a second one (td_signal_wish()) ends the process with 128 + its number. While it
  * leaves, which nothing may turn into a failure any more, the first one does nothing and the second
  * one ends the process with the exit code that it was about to have. */
 #ifndef TANDEM_COMMON_WORKER_MAIN_H

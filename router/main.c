@@ -19,7 +19,7 @@ typedef struct program {
     http_api *http;
     rpc_api *rpc;
     td_timer *drain_timer;
-    td_usec asked_at; /* to end, by the first signal; 0: not yet */
+    td_usec asked_at; /* to end: td_signal_wish() */
     bool said_goodbye;
 } program;
 
@@ -56,18 +56,18 @@ static void on_signal(void *arg)
 {
     program *p = arg;
 
-    if (p->asked_at != 0) {
-        bool one_wish = td_now_us() - p->asked_at < TD_SIGNAL_ONE_WISH;
-
-        td_warn("signal_again", "action=%s", one_wish ? "none" : "exit");
-        if (!one_wish)
-            td_loop_stop(p->loop);
-        return;
+    switch (td_signal_wish(&p->asked_at, td_now_us())) {
+    case TD_WISH_NEW:
+        td_info("draining", "requests=%zu", request_count(p->router));
+        td_timer_in(p->drain_timer, p->cfg.drain_ms * TD_USEC_PER_MSEC);
+        router_drain(p->router, on_router_idle, p);
+        break;
+    case TD_WISH_SAME: td_warn("signal_again", "action=none"); break;
+    case TD_WISH_AGAIN:
+        td_warn("signal_again", "action=exit");
+        td_loop_stop(p->loop);
+        break;
     }
-    p->asked_at = td_now_us();
-    td_info("draining", "requests=%zu", request_count(p->router));
-    td_timer_in(p->drain_timer, p->cfg.drain_ms * TD_USEC_PER_MSEC);
-    router_drain(p->router, on_router_idle, p);
 }
 
 static void on_hangup(void *arg)

@@ -1,4 +1,4 @@
-/* status, buf, clock, log: the base that everything stands on. */
+/* status, buf, clock, signals, log: the base that everything stands on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +12,7 @@
 #include "common/buf.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/signals.h"
 #include "common/status.h"
 
 static void test_status_fail_and_wrap_keep_code_and_read_as_a_sentence(void **state)
@@ -103,6 +104,20 @@ static void test_clock_timespec_splits_seconds(void **state)
     assert_true(td_now_us() > 0);
 }
 
+static void test_signals_close_together_are_one_wish(void **state)
+{
+    const td_usec first = 7 * TD_USEC_PER_SEC;
+    td_usec asked_at = 0;
+
+    (void)state;
+    assert_int_equal(td_signal_wish(&asked_at, first), TD_WISH_NEW);
+    assert_int_equal(td_signal_wish(&asked_at, first), TD_WISH_SAME);
+    assert_int_equal(td_signal_wish(&asked_at, first + 199999), TD_WISH_SAME);
+    /* Of the first: a stream of them ends the process after all. */
+    assert_int_equal(td_signal_wish(&asked_at, first + 200000), TD_WISH_AGAIN);
+    assert_int_equal(td_signal_wish(&asked_at, first + 200001), TD_WISH_AGAIN);
+}
+
 /* This program again, with none of the three standard descriptors open. */
 static void test_log_never_gets_the_descriptor_of_something_else(void **state)
 {
@@ -143,6 +158,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_buf_fmt_grows_past_its_first_block),
         cmocka_unit_test(test_utf8_next_follows_table_3_7),
         cmocka_unit_test(test_clock_timespec_splits_seconds),
+        cmocka_unit_test(test_signals_close_together_are_one_wish),
         cmocka_unit_test(test_log_never_gets_the_descriptor_of_something_else),
     };
 
