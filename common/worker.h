@@ -4,9 +4,9 @@
  *   routers' REQ   -> REP   Hello, Reserve, Prefill, Cancel, Drain  one server
  *   Kubernetes     -> HTTP  /health, /ready, /metrics               one admin thread
  *
- * Threads: NNG's call on_request and on_link; one heartbeat thread calls on_report; the admin
- * thread calls on_ready. The engine owns its state and takes messages from all of them by a
- * mailbox. Hello is answered here; everything else goes to the engine. */
+ * Threads: NNG's call on_request and on_link; one heartbeat thread calls on_report. The engine owns
+ * its state and takes messages from all of them by a mailbox. Hello is answered here; everything
+ * else goes to the engine. */
 #ifndef TANDEM_COMMON_WORKER_H
 #define TANDEM_COMMON_WORKER_H
 
@@ -258,9 +258,6 @@ typedef struct td_worker_callbacks {
     void (*on_report)(void *user, Tandem__WorkerReport *report);
     /* A router's link came up or went down. Down: its events in flight may be lost. */
     void (*on_link)(void *user, int32_t link, bool up);
-    /* Readiness beyond "registered with a router": false puts the reason into *why. Admin thread.
-     */
-    bool (*on_ready)(void *user, td_buf *why);
 } td_worker_callbacks;
 
 /* What two workers and a router must agree on; the wire's ModelIdentity with memory of its own. */

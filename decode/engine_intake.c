@@ -89,15 +89,8 @@ static void on_link(void *user, int32_t link, bool up)
         post(user, &m);
 }
 
-static bool on_ready(void *user, td_buf *why)
-{
-    (void)user;
-    (void)why;
-    return true; /* the model has given its self-test token before the worker was started */
-}
-
 const td_worker_callbacks engine_worker_callbacks = {
-    .on_request = on_request, .on_report = on_report, .on_link = on_link, .on_ready = on_ready};
+    .on_request = on_request, .on_report = on_report, .on_link = on_link};
 
 void engine_on_notice(void *user, const td_kv_notice *n)
 {

@@ -98,15 +98,8 @@ static void on_link(void *user, int32_t link, bool up)
         prefill_post(user, &m);
 }
 
-static bool on_ready(void *user, td_buf *why)
-{
-    (void)user;
-    (void)why;
-    return true; /* the model has given its self-test token before the worker was started */
-}
-
 const td_worker_callbacks prefill_worker_callbacks = {
-    .on_request = on_request, .on_report = on_report, .on_link = on_link, .on_ready = on_ready};
+    .on_request = on_request, .on_report = on_report, .on_link = on_link};
 
 void prefill_engine_drain(prefill_engine *e)
 {
