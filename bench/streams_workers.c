@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "common/pb_arena.h"
+#include "common/pb_pack.h"
 #include "common/pb_text.h"
 #include "common/protocol.h"
 #include "common/rpc.h"
@@ -91,11 +92,9 @@ static void send_message(mock_worker *m, Tandem__WorkerMessage *message)
     message->worker_id = td_pb_text(m->id);
     message->incarnation = 1;
     message->seq = ++m->seq;
-    n = tandem__worker_message__get_packed_size(message);
-    bytes = malloc(n);
+    bytes = td_pb_pack(&message->base, &n);
     if (bytes == NULL)
         abort();
-    tandem__worker_message__pack(message, bytes);
     if (rpc_push_send(m->push, bytes, n, NULL) != TD_OK) {
         fprintf(stderr, "bench_streams: the router does not take what the workers send\n");
         exit(1);

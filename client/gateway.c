@@ -13,6 +13,7 @@
 
 #include "common/mailbox.h"
 #include "common/pb_arena.h"
+#include "common/pb_pack.h"
 #include "common/pb_text.h"
 #include "common/protocol.h"
 #include "common/rpc.h"
@@ -95,15 +96,14 @@ static void on_peer(void *user, uint32_t peer, bool up)
 static td_status call(gateway *g, const Tandem__GatewayRequest *req, Tandem__GatewayReply **out,
                       td_error *err)
 {
-    size_t n = tandem__gateway_request__get_packed_size(req);
-    uint8_t *bytes = malloc(n ? n : 1);
+    size_t n;
+    uint8_t *bytes = td_pb_pack(&req->base, &n);
     td_buf reply = {0};
     Tandem__GatewayReply *m = NULL;
     td_status st;
 
     if (bytes == NULL)
         return td_fail(err, TD_NOMEM, "gateway: no memory for a request of %zu bytes", n);
-    tandem__gateway_request__pack(req, bytes);
     st = rpc_client_call_wait(g->client, bytes, n, g->timeout_ms, &reply, err);
     free(bytes);
     if (st == TD_OK) {

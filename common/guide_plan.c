@@ -11,6 +11,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "common/pb_pack.h"
+
 /* Where headers are put while they are made. Without memory it counts and stores nothing. */
 typedef struct builder {
     guide_symbol *symbols;
@@ -302,15 +304,14 @@ static void put_cached(td_guides *g, guide_plan *p)
 
 td_status guide_plan_get(td_guides *g, const Tandem__Guide *m, guide_plan **out, td_error *err)
 {
-    size_t n = tandem__guide__get_packed_size(m);
-    uint8_t *key = malloc(n + 1);
+    size_t n;
+    uint8_t *key = td_pb_pack(&m->base, &n);
     guide_plan *p, *made = NULL;
     uint64_t hash;
     td_status st;
 
     if (key == NULL)
         return td_fail(err, TD_NOMEM, "no memory for a guide of %zu bytes", n);
-    tandem__guide__pack(m, key);
     hash = XXH3_64bits(key, n);
     pthread_mutex_lock(&g->lock);
     p = find_cached(g, hash, key, n);

@@ -13,6 +13,7 @@
 #include "common/http_admin.h"
 #include "common/log.h"
 #include "common/pb_arena.h"
+#include "common/pb_pack.h"
 #include "common/pb_text.h"
 #include "common/protocol.h"
 #include "common/worker_impl.h"
@@ -37,13 +38,11 @@ void td_worker_reply(rpc_call *call, td_status status, const char *text,
     reply.status = status;
     reply.text = td_pb_text(text);
     reply.reserved = (Tandem__Reserved *)(uintptr_t)reserved; /* packed only */
-    n = tandem__worker_reply__get_packed_size(&reply);
-    bytes = malloc(n ? n : 1);
+    bytes = td_pb_pack(&reply.base, &n);
     if (bytes == NULL) {
         rpc_call_drop(call);
         return;
     }
-    tandem__worker_reply__pack(&reply, bytes);
     if (rpc_reply(call, bytes, n) != TD_OK)
         td_warn("reply_failed", "bytes=%zu", n);
     free(bytes);

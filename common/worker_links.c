@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/pb_pack.h"
 #include "common/pb_text.h"
 #include "common/protocol.h"
 
@@ -26,12 +27,10 @@ static td_status link_send(link_state *l, Tandem__WorkerMessage *msg, td_error *
         return td_fail(err, TD_UNAVAILABLE, "router %s is not connected", l->url);
     }
     msg->seq = l->seq + 1;
-    n = tandem__worker_message__get_packed_size(msg);
-    bytes = malloc(n ? n : 1);
+    bytes = td_pb_pack(&msg->base, &n);
     if (bytes == NULL) {
         st = td_fail(err, TD_NOMEM, "no memory for a message of %zu bytes", n);
     } else {
-        tandem__worker_message__pack(msg, bytes);
         st = rpc_push_send(l->push, bytes, n, err);
         free(bytes);
     }

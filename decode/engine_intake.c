@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "common/pb_pack.h"
+
 void engine_drop_message(void *user, void *msg)
 {
     message *m = msg;
@@ -30,13 +32,11 @@ static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t lin
     switch (req->body_case) {
     case TANDEM__WORKER_REQUEST__BODY_RESERVE:
         m.kind = MSG_RESERVE;
-        m.n_packed = tandem__reserve__get_packed_size(req->reserve);
-        m.packed = malloc(m.n_packed ? m.n_packed : 1);
+        m.packed = td_pb_pack(&req->reserve->base, &m.n_packed);
         if (m.packed == NULL) {
             td_worker_reply(call, TD_NOMEM, "no memory for the message", NULL);
             return;
         }
-        tandem__reserve__pack(req->reserve, m.packed);
         /* Here, where nobody waits, and not on the engine's thread: a schema may take a while. */
         if (td_generation_open_guide(e->guides, req->reserve->guide, req->reserve->answer,
                                      req->reserve->n_answer, &m.guide, &err) != TD_OK) {

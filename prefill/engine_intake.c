@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "common/clock.h"
+#include "common/pb_pack.h"
 
 void prefill_drop_message(void *user, void *msg)
 {
@@ -46,13 +47,11 @@ static void on_request(void *user, const Tandem__WorkerRequest *req, int32_t lin
     case TANDEM__WORKER_REQUEST__BODY_PREFILL:
         m.kind = MSG_PREFILL;
         m.received = td_now_us();
-        m.n_packed = tandem__prefill__get_packed_size(req->prefill);
-        m.packed = malloc(m.n_packed ? m.n_packed : 1);
+        m.packed = td_pb_pack(&req->prefill->base, &m.n_packed);
         if (m.packed == NULL) {
             td_worker_reply(call, TD_NOMEM, "no memory for the message", NULL);
             return;
         }
-        tandem__prefill__pack(req->prefill, m.packed);
         if (open_guide(user, req->prefill, &m.guide, &err) != TD_OK) {
             free(m.packed);
             td_worker_reply(call, err.code, err.text, NULL);

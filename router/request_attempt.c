@@ -12,6 +12,7 @@
 #include <utlist.h>
 
 #include "common/kv_layout.h"
+#include "common/pb_pack.h"
 #include "router/guided.h"
 #include "router/placement.h"
 
@@ -200,14 +201,9 @@ static void on_reserved(void *arg, td_status st, bool answered, const Tandem__Wo
     if (st == TD_OK && (reply->reserved == NULL || reply->reserved->destination == NULL))
         st = td_fail(&e, TD_INTERNAL, "worker %s reserved nothing", q->decode);
     if (st == TD_OK) {
-        const Tandem__KvDestination *d = reply->reserved->destination;
-
-        q->n_destination = tandem__kv_destination__get_packed_size(d);
-        q->destination = malloc(q->n_destination);
+        q->destination = td_pb_pack(&reply->reserved->destination->base, &q->n_destination);
         if (q->destination == NULL)
             st = td_fail(&e, TD_NOMEM, "no memory for a reservation");
-        else
-            tandem__kv_destination__pack(d, q->destination);
     }
     if (st == TD_OK) {
         q->phase = RQ_PREFILL;

@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "common/log.h"
+#include "common/pb_pack.h"
 #include "common/pb_text.h"
 #include "common/protocol.h"
 #include "router/completion_body.h"
@@ -38,14 +39,13 @@ static void on_request(void *user, rpc_call *call, const void *bytes, size_t n)
 
 static void reply(rpc_call *call, Tandem__GatewayReply *m)
 {
-    size_t n = tandem__gateway_reply__get_packed_size(m);
-    uint8_t *bytes = malloc(n ? n : 1);
+    size_t n;
+    uint8_t *bytes = td_pb_pack(&m->base, &n);
 
     if (bytes == NULL) {
         rpc_call_drop(call);
         return;
     }
-    tandem__gateway_reply__pack(m, bytes);
     if (rpc_reply(call, bytes, n) != TD_OK)
         td_debug("reply_failed", "bytes=%zu", n);
     free(bytes);

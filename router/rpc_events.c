@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "common/log.h"
+#include "common/pb_pack.h"
 #include "common/pb_text.h"
 #include "router/tokenizer.h"
 
@@ -57,12 +58,10 @@ void rpc_api_add_event(stream *s, Tandem__GatewayEvent *e)
 
     e->stream = s->id;
     e->index = s->index++;
-    n = tandem__gateway_event__get_packed_size(e);
-    bytes = malloc(n ? n : 1);
+    bytes = td_pb_pack(&e->base, &n);
     if (bytes == NULL) {
         g->pending.oom = true;
     } else {
-        tandem__gateway_event__pack(e, bytes);
         head[h++] = 4 << 3 | 2; /* field 4, length-delimited */
         for (left = n; left >= 0x80; left >>= 7)
             head[h++] = (uint8_t)(left | 0x80);

@@ -8,6 +8,7 @@
 #include <utlist.h>
 
 #include "common/log.h"
+#include "common/pb_pack.h"
 #include "common/pb_text.h"
 #include "common/protocol.h"
 
@@ -80,16 +81,6 @@ static void send_call(workers *w, workers_call *call, const uint8_t *bytes, size
     }
 }
 
-/* Pack a request into *bytes (the caller's); false: no memory. */
-static bool pack(const Tandem__WorkerRequest *req, uint8_t **bytes, size_t *n)
-{
-    *n = tandem__worker_request__get_packed_size(req);
-    *bytes = malloc(*n ? *n : 1);
-    if (*bytes != NULL)
-        tandem__worker_request__pack(req, *bytes);
-    return *bytes != NULL;
-}
-
 static workers_call *start_call(workers *w, const char *id, uint64_t incarnation,
                                 const Tandem__WorkerRequest *req, uint32_t timeout_ms,
                                 workers_reply_fn fn, void *arg)
@@ -100,7 +91,8 @@ static workers_call *start_call(workers *w, const char *id, uint64_t incarnation
 
     if (call == NULL)
         return NULL;
-    if (!pack(req, &bytes, &n)) {
+    bytes = td_pb_pack(&req->base, &n);
+    if (bytes == NULL) {
         workers_free_call(w, call);
         return NULL;
     }
@@ -151,7 +143,7 @@ void workers_cancel(workers *w, const char *id, uint64_t incarnation, const Tand
     call = new_call(w, CALL_CANCEL, id, incarnation, NULL, NULL);
     req.body_case = TANDEM__WORKER_REQUEST__BODY_CANCEL;
     req.cancel = &cancel;
-    if (call == NULL || !pack(&req, &call->packed, &call->n_packed)) {
+    if (call == NULL || (call->packed = td_pb_pack(&req.base, &call->n_packed)) == NULL) {
         td_logerr("cancel_lost", "worker=%s error=\"no memory\"", id);
         if (call != NULL)
             workers_free_call(w, call);
@@ -181,7 +173,7 @@ void workers_greet(workers *w, peer *p, const worker_view *v)
     hello.refused = td_pb_text(v->state == WORKER_REFUSED ? v->refused : "");
     req.body_case = TANDEM__WORKER_REQUEST__BODY_HELLO;
     req.hello = &hello;
-    if (call == NULL || !pack(&req, &bytes, &n)) {
+    if (call == NULL || (bytes = td_pb_pack(&req.base, &n)) == NULL) {
         td_logerr("hello_lost", "worker=%s error=\"no memory\"", p->id);
         if (call != NULL)
             workers_free_call(w, call);

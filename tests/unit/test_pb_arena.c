@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "common/pb_arena.h"
+#include "common/pb_pack.h"
 #include "proto/tandem.pb-c.h"
 
 static const ProtobufCMessageDescriptor *const worker_message = &tandem__worker_message__descriptor;
@@ -34,10 +35,8 @@ static uint8_t *pack_events(size_t n_events, size_t *n)
     msg.seq = 5;
     msg.n_tokens = n_events;
     msg.tokens = list;
-    *n = tandem__worker_message__get_packed_size(&msg);
-    bytes = malloc(*n);
+    bytes = td_pb_pack(&msg.base, n);
     assert_non_null(bytes);
-    tandem__worker_message__pack(&msg, bytes);
     free(events);
     free(list);
     return bytes;
