@@ -150,14 +150,30 @@ static void conn_end(rpc_conn *conn)
 
 typedef enum cut { CUT_NOTHING, CUT_GREETING, CUT_MESSAGE, CUT_BROKEN } cut;
 
+static const char *sp_name(unsigned protocol)
+{
+    switch (protocol) {
+    case RPC_SP_REQ: return "REQ";
+    case RPC_SP_REP: return "REP";
+    case RPC_SP_PUSH: return "PUSH";
+    case RPC_SP_PULL: return "PULL";
+    default: return "other";
+    }
+}
+
 static cut conn_cut_greeting(const rpc_conn *conn, const unsigned char *p, size_t have)
 {
     unsigned peer = conn->link->ops->peer;
     unsigned char want[GREETING_BYTES] = {0, 'S', 'P', 0, peer >> 8, peer & 255, 0, 0};
 
     if (memcmp(p, want, have < sizeof want ? have : sizeof want) != 0) {
-        td_warn("rpc_wrong_greeting", "url=%s expected_protocol=0x%02x", rpc_link_url(conn->link),
-                peer);
+        bool sp = have >= sizeof want && memcmp(p, want, 4) == 0;
+
+        td_warn("rpc_wrong_greeting",
+                "url=%s found=%s expected=%s what=\"workers dial a router's --workers-listen, "
+                "gateways its --rpc-listen\"",
+                rpc_link_url(conn->link), sp_name(sp ? (unsigned)p[4] << 8 | p[5] : 0),
+                sp_name(peer));
         return CUT_BROKEN;
     }
     return have < sizeof want ? CUT_NOTHING : CUT_GREETING;

@@ -344,6 +344,18 @@ static void say_nothing_to_the_workers_door(cluster *c)
     rpc_push_close(push);
 }
 
+/* Each side's log names both ends: --router means one port to a worker and another to a gateway. */
+static void knock_at_the_workers_door(cluster *c)
+{
+    rpc_client *client;
+    td_error err = {0};
+
+    assert_int_equal(rpc_client_open(&(rpc_client_options){.url = c->workers_url}, &client, &err),
+                     TD_OK);
+    E2E_AWAIT(process_log_count(c->router, "found=REQ expected=PUSH") > 0);
+    rpc_client_close(client);
+}
+
 static void test_versions(cluster *c)
 {
     process *router = cluster_router(c, "--rpc-listen tcp://127.0.0.1:0");
@@ -352,6 +364,7 @@ static void test_versions(cluster *c)
     td_error err = {0};
 
     say_nothing_to_the_workers_door(c);
+    knock_at_the_workers_door(c);
 
     rpc_url(router, url, sizeof url);
     assert_int_equal(rpc_client_open(&(rpc_client_options){.url = url}, &client, &err), TD_OK);
