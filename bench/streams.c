@@ -1,7 +1,7 @@
 /* bench_streams: what the router adds to each token, and what a stream costs it.
  *
- *   bench_streams [--streams 1,100,1000] [--tokens 250] [--pace 20] [--router PROGRAM] [--model
- * FOLDER]
+ *   bench_streams [--streams 1,100,1000] [--tokens 250] [--pace 20ms] [--program ROUTER]
+ *                 [--model FOLDER]
  *
  * It starts a router, is its workers (streams_workers.h: no model, a token a stream every --pace
  * milliseconds) and its clients: nonblocking sockets and epoll, all streams of chat completions at
@@ -32,7 +32,7 @@
 enum { READ_BYTES = 64 << 10, TAIL_BYTES = 256, MAX_KINDS = 16, PATIENCE_US = 60000000 };
 
 typedef struct options {
-    char *streams, *router, *model;
+    char *streams, *program, *model;
     uint32_t tokens;
     int64_t pace_ms;
 } options;
@@ -44,7 +44,7 @@ static const td_option table[] = {
      NULL},
     {"pace", TD_OPT_DURATION_MS, offsetof(options, pace_ms), "20ms", 1, 10000,
      "Time between two tokens of a stream.", NULL},
-    {"router", TD_OPT_STR, offsetof(options, router), "", 0, 0,
+    {"program", TD_OPT_STR, offsetof(options, program), "", 0, 0,
      "The router's program. Empty: tandem-router beside this one.", NULL},
     {"model", TD_OPT_STR, offsetof(options, model), "models/tandem-tiny", 0, 0,
      "Folder with the tokenizer.", NULL},
@@ -109,7 +109,7 @@ static void start_router(bench *b, char workers[static 128])
     td_usec until = td_now_us() + PATIENCE_US;
     int fd;
 
-    snprintf(program, sizeof program, "%s", b->o.router);
+    snprintf(program, sizeof program, "%s", b->o.program);
     if (program[0] == '\0') {
         ssize_t n = readlink("/proc/self/exe", program, sizeof program - 32);
 

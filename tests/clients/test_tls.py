@@ -88,7 +88,7 @@ class Context:
         service.spawn_other("haproxy", [program("haproxy"), "-db", "-f", "deploy/tls/haproxy.cfg"],
                             env={**os.environ, "TANDEM_TLS_BIND": f"127.0.0.1:{self.port}",
                                  "TANDEM_TLS_CERT": certificates.site,
-                                 "TANDEM_ROUTER": f"127.0.0.1:{service.ports['router']}"})
+                                 "TANDEM_TLS_ROUTER": f"127.0.0.1:{service.ports['router']}"})
         self.tls = ssl.create_default_context(cafile=certificates.ca)
         self.url = f"https://localhost:{self.port}"
         service.wait(lambda: self.get("/ready") == 200, "HAProxy has found the router")
