@@ -12,6 +12,22 @@
 
 #include "kernels/cuda/hopper.cuh"
 
+/* d[64, 32] = a[64, 16] b[32, 16]^T, plus d unless fresh; both in shared memory, K-major. */
+__device__ __forceinline__ void wgmma_m64n32k16(float (&d)[16], uint64_t a, uint64_t b, bool fresh)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.eq.u32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p, 1, 1, 0, 0;\n"
+                 "}\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "l"(a), "l"(b), "r"((uint32_t)fresh));
+}
+
 /* d[64, 64] = a[64, 16] b[64, 16]^T, plus d unless fresh; both in shared memory, K-major. */
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, bool fresh)
 {

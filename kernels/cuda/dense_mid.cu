@@ -28,20 +28,9 @@ typedef mid_tile<32, 8> mid_32;
 typedef mid_tile<64, 6> mid_64;
 typedef mid_tile<128, 4> mid_128;
 
-/* d[64, 32] = a[64, 16] b[32, 16]^T, plus d unless fresh. */
 static __device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b, bool fresh)
 {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.eq.u32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "%16, %17, p, 1, 1, 0, 0;\n"
-                 "}\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "l"(a), "l"(b), "r"((uint32_t)fresh));
+    wgmma_m64n32k16(d, a, b, fresh);
 }
 static __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, bool fresh)
 {
@@ -321,23 +310,6 @@ static __global__ void __launch_bounds__(THREADS, 2)
     barrier_cluster_sync(); /* the others have read this block's */
 }
 
-static td_status map_rows(const void *base, int32_t rows, int32_t K, int64_t pitch, int32_t box,
-                          CUtensorMap *out, td_error *err)
-{
-    td_tensor t = {};
-
-    t.base = base;
-    t.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    t.rank = 2;
-    t.swizzle = true;
-    t.dim[0] = (uint64_t)K;
-    t.dim[1] = (uint64_t)rows;
-    t.pitch[1] = (uint64_t)pitch * 2;
-    t.box[0] = 64;
-    t.box[1] = (uint32_t)box;
-    return td_tensor_map(&t, out, err);
-}
-
 template <class Tile, int KIND>
 static td_status launch(cudaStream_t s, const cuda_dense_args &p, const char *step, td_error *err)
 {
@@ -345,10 +317,11 @@ static td_status launch(cudaStream_t s, const cuda_dense_args &p, const char *st
     const dim3 grid((unsigned)p.split.groups,
                     (unsigned)((p.N + TD_DENSE_ROWS - 1) / TD_DENSE_ROWS));
     CUtensorMap w, a;
-    td_status st = map_rows(p.w, p.N, p.K, td_cuda_pitch(p.K), in_order(KIND, p) ? 64 : 8, &w, err);
+    td_status st =
+        td_tensor_map_rows(p.w, p.N, p.K, td_cuda_pitch(p.K), in_order(KIND, p) ? 64 : 8, &w, err);
 
     if (st == TD_OK)
-        st = map_rows(p.a, p.T, p.K, p.lda, Tile::BT, &a, err);
+        st = td_tensor_map_rows(p.a, p.T, p.K, p.lda, Tile::BT, &a, err);
     if (st != TD_OK)
         return st;
     return td_cuda_status(err,

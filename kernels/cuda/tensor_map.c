@@ -61,3 +61,17 @@ td_status td_tensor_map(const td_tensor *t, CUtensorMap *out, td_error *err)
                        t->box[1], t->box[0]);
     return TD_OK;
 }
+
+td_status td_tensor_map_rows(const void *base, int32_t rows, int32_t cols, int64_t pitch,
+                             int32_t box_rows, CUtensorMap *out, td_error *err)
+{
+    const td_tensor t = {.base = base,
+                         .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                         .rank = 2,
+                         .swizzle = true,
+                         .dim = {(uint64_t)cols, (uint64_t)rows},
+                         .pitch = {0, (uint64_t)pitch * 2},
+                         .box = {64, (uint32_t)box_rows}};
+
+    return td_tensor_map(&t, out, err);
+}

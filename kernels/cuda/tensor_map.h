@@ -32,6 +32,11 @@ typedef struct td_tensor {
  * nothing; about a microsecond. Any thread with a current device. */
 TD_MUST_CHECK td_status td_tensor_map(const td_tensor *t, CUtensorMap *out, td_error *err);
 
+/* The same for bf16 rows, `pitch` elements apart, in swizzled boxes of 64 columns and box_rows. */
+TD_MUST_CHECK td_status td_tensor_map_rows(const void *base, int32_t rows, int32_t cols,
+                                           int64_t pitch, int32_t box_rows, CUtensorMap *out,
+                                           td_error *err);
+
 #ifdef __cplusplus
 }
 #endif
