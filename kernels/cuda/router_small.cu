@@ -13,14 +13,13 @@
  * and which only changes the order of an mma's products. */
 #include "kernels/cuda/router_small.h"
 #include "kernels/cuda/hopper.cuh"
-
-#include <math.h>
+#include "kernels/cuda/router_choose.cuh"
 
 static const int WARPS = 16, THREADS = 32 * WARPS, TOKENS = 8;
 static const int NORMED = 4;      /* tokens whose rows are on the way at once */
 static const int BATCH = 3;       /* units whose weights are on the way at once: all at D = 2880 */
 static const int MOST_BLOCKS = 8; /* of a cluster: what every device takes */
-static const int MOST_D = 2 * 4 * THREADS, LANE_LOGITS = 8, MOST_M = 32 * LANE_LOGITS;
+static const int MOST_D = 2 * 4 * THREADS, MOST_M = 256;
 
 struct router_params {
     const float *x, *norm, *bias;
@@ -180,70 +179,6 @@ static __device__ __forceinline__ void multiply(const router_params &p, weights 
     }
 }
 
-/* The k largest of logits[M] in falling order, ties to the lower index, NaN below all; one warp. */
-static __device__ void choose(const router_params &p, int t, const float *logits)
-{
-    const int lane = threadIdx.x % 32;
-    int32_t *idx = p.idx + (int64_t)t * p.k;
-    float *prob = p.prob + (int64_t)t * p.k;
-    float value[LANE_LOGITS], first = 0.0f, sum = 0.0f;
-    uint32_t key[LANE_LOGITS]; /* in the order of the values; 1: NaN; 0: taken or not there */
-
-    if (p.live != NULL && t >= *p.live) {
-        for (int j = lane; j < p.k; j += 32) {
-            idx[j] = -1;
-            prob[j] = 0.0f;
-        }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < LANE_LOGITS; i++) {
-        const int e = lane + 32 * i;
-
-        value[i] = 0.0f;
-        key[i] = 0;
-        if (e < p.M) {
-            value[i] = __fadd_rn(logits[e], 0.0f); /* -0 equals 0 */
-            const uint32_t bits = __float_as_uint(value[i]);
-
-            key[i] = bits >> 31 ? ~bits : bits | 0x80000000u;
-            if (value[i] != value[i])
-                key[i] = 1;
-        }
-    }
-    for (int j = 0; j < p.k; j++) {
-        uint32_t best = 0;
-        int at = MOST_M;
-        float v = 0.0f;
-
-#pragma unroll
-        for (int i = 0; i < LANE_LOGITS; i++)
-            if (key[i] > best) {
-                best = key[i];
-                at = lane + 32 * i;
-                v = value[i];
-            }
-        const uint32_t top = __reduce_max_sync(~0u, best);
-        const int chosen = (int)__reduce_min_sync(~0u, best == top ? (uint32_t)at : MOST_M);
-        v = __shfl_sync(~0u, v, chosen % 32);
-#pragma unroll
-        for (int i = 0; i < LANE_LOGITS; i++)
-            if (lane + 32 * i == chosen)
-                key[i] = 0;
-        if (j == 0)
-            first = v;
-        v = expf(v - first);
-        sum += v;
-        if (lane == 0) {
-            idx[j] = chosen;
-            prob[j] = v;
-        }
-    }
-    if (lane == 0)
-        for (int j = 0; j < p.k; j++)
-            prob[j] /= sum;
-}
-
 template <int MOST>
 static __global__ void __launch_bounds__(THREADS, 1)
     router_small_kernel(const __grid_constant__ router_params p)
@@ -288,8 +223,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     barrier_cluster_sync(); /* all logits are there */
     const int t = warp * gridDim.y + blockIdx.y;
-    if (t < live)
-        choose(p, first + t, logits[warp]);
+    if (t < live) {
+        int32_t *idx = p.idx + (int64_t)(first + t) * p.k;
+        float *prob = p.prob + (int64_t)(first + t) * p.k;
+
+        if (p.live != NULL && first + t >= *p.live)
+            router_choose_none<32>(p.k, idx, prob);
+        else
+            router_choose<32, MOST_M / 32>(logits[warp], p.M, p.k, true, idx, prob);
+    }
 }
 
 bool td_cuda_router_small_fits(const td_router_args *a)
