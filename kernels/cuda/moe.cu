@@ -1,5 +1,5 @@
-/* moe: router and experts; here for any shape, in decode steps router_small.cu and experts_small.cu
- * where they can.
+/* moe: router and experts; here for any shape. Where they can, router_large.cu takes what follows
+ * the norm, and in decode steps router_small.cu and experts_small.cu the whole.
  *
  * Experts work on (token, choice) pairs grouped by expert: one block counts and places them and
  * cuts tiles, gate and up and the activation fill a[pair, I], down fills y[pair, D], and the last
@@ -10,69 +10,26 @@
 #include "kernels/cuda/experts_fp8.h"
 #include "kernels/cuda/experts_small.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/router_choose.cuh"
+#include "kernels/cuda/router_large.h"
 #include "kernels/cuda/router_small.h"
 
 #include <cuda_bf16.h>
-#include <math.h>
 
 static const int MOST_EXPERTS = 1024;
 
-/* The k largest of logits[M] in falling order, ties to the lower index, NaN below all: one warp a
- * token, M / 32 logits a lane. */
+/* A warp a token. */
 static __global__ void __launch_bounds__(32)
-    top_k_kernel(const float *logits, int32_t M, int32_t k, const int32_t *live, int32_t *idx,
+    top_k_kernel(float *logits, int32_t M, int32_t k, const int32_t *live, int32_t *idx,
                  float *prob)
 {
-    const int lane = threadIdx.x;
-    const float *l = logits + (int64_t)blockIdx.x * M;
-    uint32_t taken = 0; /* bit i: logit lane + 32 i */
-    float first = 0.0f, sum = 0.0f;
-
     idx += (int64_t)blockIdx.x * k;
     prob += (int64_t)blockIdx.x * k;
-    if (live != NULL && (int)blockIdx.x >= *live) {
-        for (int j = lane; j < k; j += 32) {
-            idx[j] = -1;
-            prob[j] = 0.0f;
-        }
-        return;
-    }
-    for (int j = 0; j < k; j++) {
-        float best = -INFINITY;
-        int at = M; /* none */
-
-        for (int i = lane; i < M; i += 32) {
-            const float x = l[i] == l[i] ? l[i] : -INFINITY;
-
-            if ((taken >> (i / 32) & 1) == 0 && (at == M || x > best)) {
-                best = x;
-                at = i;
-            }
-        }
-        for (int o = 16; o > 0; o /= 2) {
-            const float x = __shfl_xor_sync(~0u, best, o);
-            const int i = __shfl_xor_sync(~0u, at, o);
-
-            if (i < M && (at == M || x > best || (x == best && i < at))) {
-                best = x;
-                at = i;
-            }
-        }
-        if (at % 32 == lane)
-            taken |= 1u << (at / 32);
-        const float x = l[at];
-        if (j == 0)
-            first = x;
-        const float w = expf(x - first);
-        sum += w;
-        if (lane == 0) {
-            idx[j] = at;
-            prob[j] = w;
-        }
-    }
-    if (lane == 0)
-        for (int j = 0; j < k; j++)
-            prob[j] /= sum;
+    if (live != NULL && (int)blockIdx.x >= *live)
+        router_choose_none<32>(k, idx, prob);
+    else
+        router_choose<32, MOST_EXPERTS / 32>(logits + (int64_t)blockIdx.x * M, M, k, true, idx,
+                                             prob);
 }
 
 td_status td_cuda_router(td_stream *s, const td_router_args *a, td_error *err)
@@ -92,10 +49,12 @@ td_status td_cuda_router(td_stream *s, const td_router_args *a, td_error *err)
         return TD_OK;
     if (a->T <= TD_SMALL_STEP && td_cuda_router_small_fits(a))
         return td_cuda_router_small(s, a, err);
-    float *logits = (float *)td_cuda_ws_take(&ws, (size_t)a->T * (size_t)a->M * sizeof(float));
-
     td_cuda_rmsnorm(s->handle, (const float *)a->x, NULL, td_cuda_vector(a->norm), a->eps, a->T,
                     a->D, a->t, a->D);
+    if (td_cuda_router_large_fits(a))
+        return td_cuda_router_large(s, a, err);
+    float *logits = (float *)td_cuda_ws_take(&ws, (size_t)a->T * (size_t)a->M * sizeof(float));
+
     g.a = (const uint16_t *)a->t;
     g.lda = a->D;
     g.M = a->T;

@@ -95,6 +95,7 @@ static __device__ __forceinline__ float block_sum(float x, float *partial)
     return sum;
 }
 
+/* Kernels that know to wait may start before a norm has ended: router_large.cu, by its weights. */
 static __global__ void rmsnorm_kernel(const float *x, const int32_t *row, const float *g, float eps,
                                       int32_t D, __nv_bfloat16 *t, int64_t ldt)
 {
@@ -102,6 +103,7 @@ static __global__ void rmsnorm_kernel(const float *x, const int32_t *row, const 
     const float *in = x + (row != NULL ? (int64_t)row[blockIdx.x] : (int64_t)blockIdx.x) * D;
     float sum = 0.0f;
 
+    griddepcontrol_launch_dependents();
     for (int i = threadIdx.x; i < D; i += THREADS)
         sum += in[i] * in[i];
     const float r = 1.0f / sqrtf(block_sum(sum, partial) / (float)D + eps);
@@ -122,6 +124,7 @@ static __global__ void __launch_bounds__(THREADS)
     float4 v[N];
     float sum = 0.0f;
 
+    griddepcontrol_launch_dependents();
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int i = threadIdx.x + j * THREADS;

@@ -227,12 +227,12 @@ static void test_attn_out_agrees_at_every_size_of_step_and_rows_stay_the_same(vo
     out_steps(*state, 24, 8, 129);
 }
 
-/* Any run of a small step's tokens, as a step of its own, gets the same bits; and so does the step
- * when its last rows are padding, which choose nobody. */
+/* Any run of a step's tokens, as a step of its own on the same side of TD_SMALL_STEP, gets the same
+ * bits; and so does the step when its last rows are padding, which choose nobody. */
 static void router_parts(harness *h, const td_router_args *all, const float *t, const int32_t *idx,
                          const float *prob)
 {
-    static const int32_t sizes[] = {1, 2, 3, 8, 9, 17, 64, 65};
+    static const int32_t sizes[] = {1, 2, 3, 8, 9, 17, 64, 65, TD_SMALL_STEP + 1, 192};
     const int32_t T = all->T, D = all->D, k = all->k;
     size_t act = td_elt_bytes(h->ops->act), resid = td_elt_bytes(h->ops->resid);
     float *t2 = host_floats(h, (size_t)(T * D)), *prob2 = host_floats(h, (size_t)(T * k));
@@ -244,6 +244,8 @@ static void router_parts(harness *h, const td_router_args *all, const float *t, 
         for (int32_t from = 0; from + sizes[i] <= T; from += harness_small() ? T : T / 3 + 1) {
             size_t n = (size_t)sizes[i];
 
+            if (T > TD_SMALL_STEP && sizes[i] <= TD_SMALL_STEP)
+                break;
             a.T = sizes[i];
             a.x = (const char *)all->x + (size_t)(from * D) * resid;
             check_ok(h->ops->router(h->s, &a, &err), &err);
@@ -276,6 +278,11 @@ static void router_case_on(harness *h, const router_case *c)
     float *b = random_floats(h, (size_t)c->M, 1, true);
     float *t = host_floats(h, nt), *prob = host_floats(h, nk);
     int32_t *idx = (int32_t *)(void *)host_floats(h, nk);
+
+    if (c->T > TD_SMALL_STEP) { /* the first and the last expert are always of one mind */
+        memcpy(w + (c->M - 1) * c->D, w, (size_t)c->D * sizeof *w);
+        b[c->M - 1] = b[0];
+    }
     double *wt = (double *)(void *)host_floats(h, 2 * nt);
     double *wl = (double *)(void *)host_floats(h, 2 * nm), *wp = wt;
     td_dims dims = {
@@ -314,8 +321,7 @@ static void router_case_on(harness *h, const router_case *c)
             assert_float_equal(prob[r * c->k + j], wp[j], 2e-4);
         }
     }
-    if (c->T <= TD_SMALL_STEP)
-        router_parts(h, &a, t, idx, prob);
+    router_parts(h, &a, t, idx, prob);
     harness_clear(h);
 }
 
@@ -325,29 +331,48 @@ static void test_router_agrees_with_float64(void **state)
         router_case_on(*state, &router_cases[i]);
 }
 
-/* The router on logits that are given: zero weights, the logits as bias. */
-static void route(harness *h, const float *logits, int32_t M, int32_t k, int32_t *idx, float *prob)
+/* Steps of one token and of many, the latter of rows that are whole 16-byte chunks or not. */
+typedef struct route_shape {
+    int32_t T, D;
+} route_shape;
+static const route_shape route_shapes[] = {{1, 2}, {TD_SMALL_STEP + 5, 8}, {TD_SMALL_STEP + 2, 3}};
+
+/* The router on logits that are given: zero weights, the logits as bias. All T rows choose alike:
+ * idx and prob are of one. */
+static void route(harness *h, const route_shape *s, const float *logits, int32_t M, int32_t k,
+                  int32_t *idx, float *prob)
 {
-    float x[2] = {1, 1}, w[2 * 8] = {0};
-    td_dims dims = {.T = 1, .D = 2, .H = 1, .K = 1, .d = 2, .M = M, .k = k, .head_rows = 1};
-    td_router_args a = {.T = 1,
-                        .D = 2,
+    size_t nt = (size_t)(s->T * s->D), nk = (size_t)(s->T * k);
+    float *x = host_floats(h, nt), *w = host_floats(h, (size_t)(M * s->D));
+    int32_t *all_idx = (int32_t *)(void *)host_floats(h, nk);
+    float *all_prob = host_floats(h, nk);
+    td_dims dims = {.T = s->T, .D = s->D, .H = 1, .K = 1, .d = 2, .M = M, .k = k, .head_rows = 1};
+    td_error err = {0};
+
+    for (size_t i = 0; i < nt; i++)
+        x[i] = 1;
+    td_router_args a = {.T = s->T,
+                        .D = s->D,
                         .M = M,
                         .k = k,
                         .eps = 1e-5f,
-                        .x = dev_resid(h, x, 2),
-                        .norm = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, x, 1, 2, 1),
-                        .w = dev_matrix(h, TD_FORM_DENSE, TD_ELT_BF16, w, 1, M, 2),
+                        .x = dev_resid(h, x, nt),
+                        .norm = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, x, 1, s->D, 1),
+                        .w = dev_matrix(h, TD_FORM_DENSE, TD_ELT_BF16, w, 1, M, s->D),
                         .bias = dev_matrix(h, TD_FORM_VECTOR, TD_ELT_F32, logits, 1, M, 1),
-                        .t = dev_poison(h, 8),
-                        .idx = dev_poison(h, (size_t)k * 4),
-                        .prob = dev_poison(h, (size_t)k * 4),
+                        .t = dev_poison(h, nt * 4),
+                        .idx = dev_poison(h, nk * 4),
+                        .prob = dev_poison(h, nk * 4),
                         .ws = dev_ws(h, &dims)};
-    td_error err = {0};
-
     check_ok(h->ops->router(h->s, &a, &err), &err);
-    read_i32(h, a.idx, (size_t)k, idx);
-    read_elts(h, a.prob, TD_ELT_F32, (size_t)k, prob);
+    read_i32(h, a.idx, nk, all_idx);
+    read_elts(h, a.prob, TD_ELT_F32, nk, all_prob);
+    memcpy(idx, all_idx, (size_t)k * 4);
+    memcpy(prob, all_prob, (size_t)k * 4);
+    for (int32_t t = 1; t < s->T; t++) {
+        assert_memory_equal(all_idx + t * k, idx, (size_t)k * 4);
+        assert_memory_equal(all_prob + t * k, prob, (size_t)k * 4);
+    }
     harness_clear(h);
 }
 
@@ -359,10 +384,12 @@ static void test_router_check_7_of_the_specification(void **state)
     int32_t idx[4];
     float prob[4];
 
-    route(*state, logits, 8, 4, idx, prob);
-    for (int i = 0; i < 4; i++) {
-        assert_int_equal(idx[i], want[i]);
-        assert_float_equal(prob[i], weights[i], 1e-6);
+    for (size_t s = 0; s < N_OF(route_shapes); s++) {
+        route(*state, &route_shapes[s], logits, 8, 4, idx, prob);
+        for (int i = 0; i < 4; i++) {
+            assert_int_equal(idx[i], want[i]);
+            assert_float_equal(prob[i], weights[i], 1e-6);
+        }
     }
 }
 
@@ -373,25 +400,57 @@ static void test_router_breaks_ties_by_the_lower_expert(void **state)
     int32_t idx[6];
     float prob[6];
 
-    route(*state, logits, 8, 6, idx, prob);
-    for (int i = 0; i < 6; i++)
-        assert_int_equal(idx[i], want[i]);
-    assert_float_equal(prob[0], prob[3], 0);
+    for (size_t s = 0; s < N_OF(route_shapes); s++) {
+        route(*state, &route_shapes[s], logits, 8, 6, idx, prob);
+        for (int i = 0; i < 6; i++)
+            assert_int_equal(idx[i], want[i]);
+        assert_float_equal(prob[0], prob[3], 0);
+    }
+}
+
+/* Many experts of few values, zeros of both signs and NaN among them: each value's in turn. */
+static void test_router_breaks_many_ties_by_the_lower_expert(void **state)
+{
+    static const float values[6] = {2, 0, -0.0f, -1, NAN, 1}, falling[4] = {2, 1, 0, -1};
+    static const int32_t experts[] = {32, 33, 64, 128, 300};
+    harness *h = *state;
+
+    for (size_t i = 0; i < N_OF(experts); i++)
+        for (size_t s = 0; s < N_OF(route_shapes); s++) {
+            const int32_t M = experts[i], k = M * 3 / 5;
+            float logits[300], prob[300];
+            int32_t idx[300], n = 0;
+
+            for (int32_t e = 0; e < M; e++)
+                logits[e] = values[(e * 7 + e / 5) % 6];
+            route(h, &route_shapes[s], logits, M, k, idx, prob);
+            for (int v = 0; v < 4; v++)
+                for (int32_t e = 0; e < M && n < k; e++)
+                    if (logits[e] == falling[v]) {
+                        assert_int_equal(idx[n], e);
+                        assert_float_equal(prob[n], prob[0] * exp(falling[v] - 2), 1e-6);
+                        n++;
+                    }
+            assert_int_equal(n, k);
+        }
 }
 
 static void test_router_stays_in_range_on_nan(void **state)
 {
     const float logits[4] = {NAN, NAN, 1, NAN};
-    int32_t idx[3], seen = 0;
-    float prob[3];
 
-    route(*state, logits, 4, 3, idx, prob);
-    assert_int_equal(idx[0], 2);
-    for (int i = 0; i < 3; i++) {
-        assert_in_range(idx[i], 0, 3);
-        seen |= 1 << idx[i];
+    for (size_t s = 0; s < N_OF(route_shapes); s++) {
+        int32_t idx[3], seen = 0;
+        float prob[3];
+
+        route(*state, &route_shapes[s], logits, 4, 3, idx, prob);
+        assert_int_equal(idx[0], 2);
+        for (int i = 0; i < 3; i++) {
+            assert_in_range(idx[i], 0, 3);
+            seen |= 1 << idx[i];
+        }
+        assert_int_equal(__builtin_popcount((unsigned)seen), 3);
     }
-    assert_int_equal(__builtin_popcount((unsigned)seen), 3);
 }
 
 /* RMSNorm, seen through the router's t. */
@@ -489,6 +548,7 @@ int main(void)
         cmocka_unit_test(test_router_agrees_with_float64),
         cmocka_unit_test(test_router_check_7_of_the_specification),
         cmocka_unit_test(test_router_breaks_ties_by_the_lower_expert),
+        cmocka_unit_test(test_router_breaks_many_ties_by_the_lower_expert),
         cmocka_unit_test(test_router_stays_in_range_on_nan),
         cmocka_unit_test(test_rmsnorm_check_4_of_the_specification),
         cmocka_unit_test(test_head_agrees_with_float64),
