@@ -1,6 +1,7 @@
 /* experts_fp8: the experts' step in FP8, five launches.
  *
- *   plan      one block counts pairs by expert, places them, and cuts the products into units
+ *   plan      a cluster (for few pairs one block) counts pairs by expert, places them, and cuts the
+ *             products into units
  *   quantise  a block a token: 128 channels share a scale; the row is written once for each choice
  *   gate_up   experts_fp8_gemm.cu, with the activation and its quantisation in the same kernel
  *   down      the same; y in bf16
@@ -28,8 +29,14 @@
 
 namespace
 {
-constexpr int PLANNERS = fp8::MOST_EXPERTS; /* threads: one an expert */
-constexpr int TOKEN_THREADS = 192;          /* 2880 channels are 22.5 blocks of 8 lanes */
+constexpr int PLANNERS = fp8::MOST_EXPERTS; /* threads of a block: one an expert */
+constexpr int PLAN_BLOCKS = 8;              /* as many as any cluster may have */
+constexpr int FEW_PAIRS = 4096;             /* planned by one block, without a cluster's barriers */
+constexpr int BATCH = 8;                    /* pairs a thread has in flight, and in registers */
+constexpr int EXPERT_BITS = 10;             /* of a pair while it waits for its row */
+constexpr int MOST_PAIRS = PLAN_BLOCKS << (31 - EXPERT_BITS);
+static_assert(PLANNERS == 1 << EXPERT_BITS, "a pair's expert is found by a mask");
+constexpr int TOKEN_THREADS = 192; /* 2880 channels are 22.5 blocks of 8 lanes */
 constexpr float E4M3_MAX = 448.0f;
 
 struct plan_params {
@@ -39,64 +46,128 @@ struct plan_params {
     int32_t *plan;  /* [4][E + 1] */
 };
 
-/* Sums over the threads before this one, and over all. */
-__device__ int3 sum_before(int3 x)
+/* Sums over the threads before this one, in those of the first n; a warp without any adds nothing,
+ * which would only be in the way of the others. */
+__device__ int3 sum_before(int3 x, int n)
 {
     __shared__ int3 warp_sum[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const bool some = warp * 32 < n;
     int3 sum = x, before = {0, 0, 0};
 
-    for (int o = 1; o < 32; o *= 2) {
-        const int a = __shfl_up_sync(~0u, sum.x, o), b = __shfl_up_sync(~0u, sum.y, o),
-                  c = __shfl_up_sync(~0u, sum.z, o);
+    if (some) {
+        for (int o = 1; o < 32; o *= 2) {
+            const int a = __shfl_up_sync(~0u, sum.x, o), b = __shfl_up_sync(~0u, sum.y, o),
+                      c = __shfl_up_sync(~0u, sum.z, o);
 
-        if (lane >= o)
-            sum = {sum.x + a, sum.y + b, sum.z + c};
+            if (lane >= o)
+                sum = {sum.x + a, sum.y + b, sum.z + c};
+        }
+        if (lane == 31)
+            warp_sum[warp] = sum;
     }
-    if (lane == 31)
-        warp_sum[warp] = sum;
     __syncthreads();
-    for (int w = 0; w < warp; w++)
-        before = {before.x + warp_sum[w].x, before.y + warp_sum[w].y, before.z + warp_sum[w].z};
+    if (some)
+        for (int w = 0; w < warp; w++)
+            before = {before.x + warp_sum[w].x, before.y + warp_sum[w].y, before.z + warp_sum[w].z};
     return {before.x + sum.x - x.x, before.y + sum.y - x.y, before.z + sum.z - x.z};
 }
 
-/* The expert of pair i; -1: not on this rank, or no such pair. */
-__device__ __forceinline__ int expert_of(const plan_params &p, int i)
+/* The experts of pairs i, i + PLANNERS, ... before end; -1: not on this rank, or no such pair. */
+__device__ __forceinline__ void load_pairs(const plan_params &p, int i, int end, int (&pair)[BATCH])
 {
-    const int e = i < p.pairs ? p.idx[i] - p.first : -1;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) /* without conditions, all are on their way at once */
+        pair[b] = p.idx[min(i + b * PLANNERS, end - 1)];
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+        const int e = pair[b] - p.first;
 
-    return e < p.E ? e : -1;
+        pair[b] = i + b * PLANNERS < end && e >= 0 && e < p.E ? e : -1;
+    }
+}
+/* Puts above the expert how many of its pairs were counted before. */
+__device__ __forceinline__ void count_pairs(int *count, int (&pair)[BATCH])
+{
+    int at[BATCH];
+
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+        at[b] = pair[b] >= 0 ? atomicAdd(&count[pair[b]], 1) : 0;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+        pair[b] |= at[b] << EXPERT_BITS;
+}
+__device__ __forceinline__ void place_pairs(const plan_params &p, int i, int end, const int *start,
+                                            const int (&pair)[BATCH])
+{
+    int row[BATCH];
+
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+        row[b] = pair[b] >= 0 ? start[pair[b] & (PLANNERS - 1)] + (pair[b] >> EXPERT_BITS) : -1;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+        if (i + b * PLANNERS < end)
+            p.place[i + b * PLANNERS] = row[b];
 }
 
-__global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ plan_params p)
+/* One cluster. A block counts and places a share of the pairs, which wait in registers, or in
+ * place[] if they are many. In between, all tell each other their counts, and each finds for itself
+ * where experts begin, and where among an expert's rows its own do. */
+template <int BLOCKS>
+__global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(PLANNERS)
+    plan_kernel(const __grid_constant__ plan_params p)
 {
-    constexpr int BATCH = 16; /* pairs a thread has in flight: the loop waits for memory */
-    __shared__ int count[PLANNERS], start[PLANNERS];
-    const int t = threadIdx.x;
+    constexpr int STEP = BATCH * PLANNERS;
+    __shared__ int count[BLOCKS][PLANNERS]; /* by block and expert */
+    __shared__ int start[PLANNERS];         /* of this block's rows of an expert, once known */
+    const int t = threadIdx.x, rank = BLOCKS > 1 ? (int)cluster_ctarank() : 0;
+    const int share = (p.pairs + BLOCKS - 1) / BLOCKS, first = rank * share + t,
+              end = min((rank + 1) * share, p.pairs);
+    int pair[BATCH], more[BATCH];
 
     griddepcontrol_launch_dependents();
-    count[t] = 0;
+    if (BLOCKS > 1)
+        barrier_cluster_arrive_relaxed(); /* the others' shared memory is there, once waited for */
+    load_pairs(p, first, end, pair);
+    count[rank][t] = 0;
     __syncthreads();
-    for (int first = t; first < p.pairs; first += BATCH * PLANNERS) {
-        int e[BATCH];
-
+    count_pairs(count[rank], pair);
+    for (int i = first + STEP; i < end; i += STEP) {
+        load_pairs(p, i, end, more);
+        count_pairs(count[rank], more);
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            e[b] = expert_of(p, first + b * PLANNERS);
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            if (first + b * PLANNERS < p.pairs) /* its place within the expert */
-                p.place[first + b * PLANNERS] = e[b] >= 0 ? atomicAdd(&count[e[b]], 1) : -1;
+        for (int b = 0; b < BATCH; b++) /* for the same thread */
+            if (i + b * PLANNERS < end)
+                p.place[i + b * PLANNERS] = more[b];
     }
     __syncthreads();
-    const int mine = count[t], lots = (mine + TD_FP8_ROWS - 1) / TD_FP8_ROWS;
+    if (BLOCKS > 1) {
+        const int here = count[rank][t];
+
+        barrier_cluster_wait();
+#pragma unroll
+        for (int r = 0; r < BLOCKS; r++)
+            if (r != rank && t < p.E)
+                st_cluster_s32(smem_addr(&count[rank][t]), r, here);
+        barrier_cluster_sync(); /* all counts are here: a block that ends gets none */
+    }
+    int mine = 0, earlier = 0; /* pairs of expert t: all, those of the blocks before */
+#pragma unroll
+    for (int r = 0; r < BLOCKS; r++) {
+        const int n = t < p.E ? count[r][t] : 0;
+
+        mine += n;
+        earlier += r < rank ? n : 0;
+    }
+    const int lots = (mine + TD_FP8_ROWS - 1) / TD_FP8_ROWS;
     const int units1 = fp8::fp8_units<TD_FP8_CLUSTER>(lots, p.tiles1);
     const int units2 = fp8::fp8_units<TD_FP8_CLUSTER>(lots, p.tiles2);
-    const int3 before = sum_before({(mine + 3) / 4 * 4, units1, units2});
+    const int3 before = sum_before({(mine + 3) / 4 * 4, units1, units2}, p.E);
 
-    start[t] = before.x;
-    if (t < p.E) {
+    start[t] = before.x + earlier;
+    if (rank == 0 && t < p.E) {
         int32_t *out = p.plan + t, n = p.E + 1;
 
         out[0] = before.x;
@@ -109,18 +180,12 @@ __global__ void __launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ 
         }
     }
     __syncthreads();
-    for (int first = t; first < p.pairs; first += BATCH * PLANNERS) {
-        int e[BATCH], at[BATCH]; /* the same thread wrote it */
-
+    place_pairs(p, first, end, start, pair);
+    for (int i = first + STEP; i < end; i += STEP) {
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            e[b] = expert_of(p, first + b * PLANNERS);
-            at[b] = e[b] >= 0 ? p.place[first + b * PLANNERS] : 0;
-        }
-#pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            if (e[b] >= 0)
-                p.place[first + b * PLANNERS] = start[e[b]] + at[b];
+        for (int b = 0; b < BATCH; b++) /* as it left them */
+            more[b] = i + b * PLANNERS < end ? p.place[i + b * PLANNERS] : -1;
+        place_pairs(p, i, end, start, more);
     }
 }
 
@@ -261,6 +326,9 @@ td_status check(const td_experts_args *a, td_error *err)
     if (a->E > fp8::MOST_EXPERTS)
         return td_fail(err, TD_INVALID, "experts: %d on a rank; at most %d are possible", a->E,
                        fp8::MOST_EXPERTS);
+    if ((int64_t)a->T * a->k > MOST_PAIRS)
+        return td_fail(err, TD_INVALID, "experts: %d tokens by %d choices; at most %d together",
+                       a->T, a->k, MOST_PAIRS);
     return td_cuda_check_experts(a, err);
 }
 } // namespace
@@ -310,7 +378,10 @@ td_status td_cuda_experts_fp8(td_stream *s, const td_experts_args *a, td_error *
     const plan_params p = {
         a->idx,   (int32_t)pairs, a->E, a->expert_first, td_fp8_tiles(2 * a->I), td_fp8_tiles(a->D),
         ws.place, ws.plan};
-    plan_kernel<<<1, PLANNERS, 0, s->handle>>>(p);
+    if (pairs <= FEW_PAIRS)
+        plan_kernel<1><<<1, PLANNERS, 0, s->handle>>>(p);
+    else
+        plan_kernel<PLAN_BLOCKS><<<PLAN_BLOCKS, PLANNERS, 0, s->handle>>>(p);
     st = td_cuda_status(err, cudaGetLastError(), "experts: planning");
     if (st == TD_OK)
         st = td_cuda_status(err,

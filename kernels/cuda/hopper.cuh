@@ -280,6 +280,16 @@ __device__ __forceinline__ void st_cluster_f32(uint32_t addr, uint32_t rank, flo
                  "r"(rank), "f"(x)
                  : "memory");
 }
+__device__ __forceinline__ void st_cluster_s32(uint32_t addr, uint32_t rank, int32_t x)
+{
+    asm volatile("{\n"
+                 ".reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "st.shared::cluster.s32 [remote], %2;\n"
+                 "}\n" ::"r"(addr),
+                 "r"(rank), "r"(x)
+                 : "memory");
+}
 /* The two halves of a barrier that promises nothing about memory, only that all have come. */
 __device__ __forceinline__ void barrier_cluster_arrive_relaxed()
 {

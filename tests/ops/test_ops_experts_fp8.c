@@ -2,6 +2,7 @@
  * would hide a bug; instead each stage is compared with float64 that starts from what the stage
  * before left in the workspace:
  *
+ *   plan        exactly, but for the order of an expert's rows
  *   weights     every element against its MXFP4 value; the count of those that had to be rounded
  *   quantise    codes and scales, bit for bit
  *   gate_up     h8 is the float64 result's e4m3 code, or (rarely) the one next to it
@@ -53,6 +54,7 @@ static const fp8_case cases[] = {
     {"wide exponents", 0, 320, 224, 4, 3, 0, 1, 7, {33, 150, 12}, 1, 2, 24, false, 0},
     {"low limit", 60, 192, 96, 4, 4, 0, 2, 2, {0}, 1, 2, 4, false, 0},
     {"high limit", 60, 192, 96, 4, 4, 0, 2, 30, {0}, 1, 20, 4, false, 0},
+    {"several planners", 1361, 96, 64, 40, 30, 5, 7, 7, {0}, 1, 2, 4, false, 0},
 };
 
 static double e4m3(uint8_t c)
@@ -404,6 +406,50 @@ static void check_token(harness *h, const fp8_case *c, const made *m, const td_f
     free(scale);
 }
 
+/* Each pair of an expert of this rank has a row of the expert's, others none. How many units a
+ * number of rows is, the products know; here only that they lie one after the other. */
+static void check_plan(harness *h, const fp8_case *c, int32_t pairs, const int32_t *idx,
+                       const td_fp8_ws *ws, const int32_t *place)
+{
+    const int32_t E = c->E, n = E + 1;
+    int32_t *plan = calloc((size_t)(4 * n), 4), *rows = calloc((size_t)n, 4), end = 0;
+    bool *taken = calloc((size_t)td_fp8_most_rows(pairs, E), 1);
+
+    read_i32(h, ws->plan, (size_t)E, plan); /* [E] of the first two is never written */
+    read_i32(h, ws->plan + n, (size_t)E, plan + n);
+    read_i32(h, ws->plan + 2 * n, (size_t)(2 * n), plan + 2 * n);
+    for (int32_t i = 0; i < pairs; i++)
+        if (idx[i] >= c->first && idx[i] < c->first + E)
+            rows[idx[i] - c->first]++;
+    for (int32_t e = 0; e < E; e++) {
+        assert_int_equal(plan[e], end);
+        assert_int_equal(plan[n + e], rows[e]);
+        end += (rows[e] + 3) / 4 * 4;
+    }
+    for (int32_t product = 2; product < 4; product++) {
+        const int32_t *before = plan + product * n;
+
+        assert_int_equal(before[0], 0);
+        for (int32_t e = 0; e < E; e++)
+            assert_true(rows[e] == 0 ? before[e + 1] == before[e] : before[e + 1] > before[e]);
+    }
+    for (int32_t i = 0; i < pairs; i++) {
+        const int32_t e = idx[i] - c->first;
+
+        if (idx[i] < 0 || e < 0 || e >= E) {
+            assert_int_equal(place[i], -1);
+            continue;
+        }
+        if (place[i] < plan[e] || place[i] >= plan[e] + rows[e] || taken[place[i]])
+            fail_msg("%s: pair %d of expert %d is in row %d; its rows are %d from %d on", c->name,
+                     i, e, place[i], rows[e], plan[e]);
+        taken[place[i]] = true;
+    }
+    free(plan);
+    free(rows);
+    free(taken);
+}
+
 static void case_on(harness *h, const fp8_case *c)
 {
     made m = make_case(h, c);
@@ -419,6 +465,7 @@ static void case_on(harness *h, const fp8_case *c)
     run_step(h, &m.a, got);
     check_experts_add(h, &m.a, got);
     read_i32(h, ws.place, (size_t)(T * c->k), place);
+    check_plan(h, c, T * c->k, m.idx, &ws, place);
     /* About 60 tokens, those at the ends of each expert's rows among them by chance and by step. */
     for (int32_t t = 0; t<T; t += T> 90 ? T / 60 : 1)
         check_token(h, c, &m, &ws, place, t, h_scale, got, &s);
@@ -545,6 +592,53 @@ static void test_experts_fp8_nan_stays_in_its_row(void **state)
     harness_clear(h);
 }
 
+/* Numbers of pairs on either side of what one block plans, of what registers hold, and no multiple
+ * of anything; experts without pairs; nothing for this rank; all tokens with the same choices. */
+static void test_experts_fp8_plan(void **state)
+{
+    static const struct {
+        int32_t T, k, M, E, first;
+        int32_t apart; /* above 0: the choices are `apart` from each other, from `first` on */
+    } plans[] = {
+        {2048, 2, 6, 3, 1, 0},    {4097, 1, 3, 3, 0, 0},       {2053, 4, 64, 61, 1, 20},
+        {4999, 1, 2, 2, 200, 0},  {8191, 4, 128, 32, 32, 0},   {1873, 7, 60, 1024, 11, 0},
+        {20011, 4, 32, 32, 0, 0}, {20011, 4, 128, 128, 0, 31},
+    };
+    harness *h = *state;
+
+    for (size_t i = 0; i < N_OF(plans); i++) {
+        const int32_t T = plans[i].T, k = plans[i].k, pairs = T * k;
+        const fp8_case c = {"plan", T, 32, 32, plans[i].M, plans[i].E, plans[i].first, k, 7,
+                            {0},    1, 2,  4,  false,      0};
+        size_t bytes;
+
+        if (harness_small() && (pairs > 10000 || c.E > 128))
+            continue;
+        made m = make_case(h, &c);
+        const td_fp8_ws ws = td_fp8_cut_ws(m.a.ws, pairs, c.D, c.I, c.E, &bytes);
+        float *out = host_floats(h, (size_t)(T * c.D));
+        int32_t *idx = (int32_t *)(void *)host_floats(h, (size_t)pairs),
+                *place = (int32_t *)(void *)host_floats(h, (size_t)pairs);
+        td_experts_args a = m.a;
+
+        /* All in the last expert first, so that nothing is right because it was there. */
+        for (int32_t j = 0; j < pairs; j++) {
+            idx[j] = c.first + c.E - 1;
+            if (plans[i].apart > 0)
+                m.idx[j] = c.first + j % k * plans[i].apart;
+        }
+        a.idx = dev_i32(h, idx, (size_t)pairs);
+        run_step(h, &a, out);
+        read_i32(h, ws.place, (size_t)pairs, place);
+        check_plan(h, &c, pairs, idx, &ws, place);
+        a.idx = dev_i32(h, m.idx, (size_t)pairs);
+        run_step(h, &a, out);
+        read_i32(h, ws.place, (size_t)pairs, place);
+        check_plan(h, &c, pairs, m.idx, &ws, place);
+        harness_clear(h);
+    }
+}
+
 static void test_experts_fp8_refuses(void **state)
 {
     static const fp8_case c = {"", 2, 64, 32, 2, 2, 0, 1, 7, {0}, 1, 2, 4, false, 0};
@@ -567,6 +661,10 @@ static void test_experts_fp8_refuses(void **state)
     a.D = 96;
     assert_int_equal(h->ops->experts(h->s, &a, &err), TD_INVALID);
     a = m.a;
+    a.T = (1 << 24) + 1;
+    assert_int_equal(h->ops->experts(h->s, &a, &err), TD_INVALID);
+    assert_non_null(strstr(err.text, "16777217"));
+    a = m.a;
     a.T = 0;
     check_ok(h->ops->experts(h->s, &a, &err), &err);
     harness_clear(h);
@@ -579,6 +677,7 @@ int main(void)
         cmocka_unit_test(test_experts_fp8_row_keeps_its_bits),
         cmocka_unit_test(test_experts_fp8_in_a_graph),
         cmocka_unit_test(test_experts_fp8_nan_stays_in_its_row),
+        cmocka_unit_test(test_experts_fp8_plan),
         cmocka_unit_test(test_experts_fp8_refuses),
     };
 
