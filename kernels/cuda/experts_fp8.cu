@@ -220,6 +220,7 @@ __global__ void __launch_bounds__(TOKEN_THREADS)
     quantise_kernel(const uint4 *t, const int32_t *place, int k, int D, int64_t pitch,
                     int64_t scale_pitch, uint8_t *x8, float *x8_scale)
 {
+    constexpr int AT_ONCE = 4; /* rows of a token that are looked up */
     const int64_t token = blockIdx.x;
     const int lane = threadIdx.x % 8;
 
@@ -242,16 +243,21 @@ __global__ void __launch_bounds__(TOKEN_THREADS)
 
         griddepcontrol_wait(); /* for the plan; t was there before it */
 
-#pragma unroll 4
-        for (int j = 0; j < k; j++) {
-            const int64_t row = place[j];
+        for (int j = 0; j < k; j += AT_ONCE) {
+            int row[AT_ONCE];
 
-            if (row < 0)
-                continue;
-            if (col < D)
-                *(uint4 *)(x8 + row * pitch + col) = make_uint4(lo.x, lo.y, hi.x, hi.y);
-            if (lane == 0)
-                x8_scale[b * scale_pitch + row] = scale;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) /* not one after the other, with stores between */
+                row[i] = j + i < k ? place[j + i] : -1;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                if (row[i] < 0)
+                    continue;
+                if (col < D)
+                    *(uint4 *)(x8 + row[i] * pitch + col) = make_uint4(lo.x, lo.y, hi.x, hi.y);
+                if (lane == 0)
+                    x8_scale[b * scale_pitch + row[i]] = scale;
+            }
         }
     }
 }
