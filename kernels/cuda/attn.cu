@@ -13,6 +13,7 @@
 #include "kernels/cuda/ptx.cuh"
 
 static const int THREADS = 256;
+static const int ROW_THREADS = 160; /* gpt-oss has 320 times 16 elements in a row, or half */
 
 struct rotate_params {
     const void *qkv;   /* [T, (H + 2K) d] */
@@ -112,14 +113,14 @@ static __device__ __forceinline__ void store_kv_8(const td_kv_view &kv, int64_t 
 
 /* bf16 product without bias, d a multiple of 16; a block a token; a thread takes eight dimensions
  * of a head and the eight half a head further on. */
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(ROW_THREADS)
     rotate_rows_kernel(const __grid_constant__ rotate_params p, bool whole)
 {
     const int t = blockIdx.x, half = p.d / 2, heads = p.H + 2 * p.K, a_head = half / 8;
     const __nv_bfloat16 *row = (const __nv_bfloat16 *)p.qkv + (int64_t)t * heads * p.d;
     const int64_t at = (int64_t)p.pos[t] * half, slot = p.slot[t];
 
-    for (int n = threadIdx.x; n < heads * a_head; n += THREADS) {
+    for (int n = threadIdx.x; n < heads * a_head; n += ROW_THREADS) {
         const int h = n / a_head, i = n % a_head * 8;
         float lo[8], hi[8], b[8];
 
@@ -270,7 +271,7 @@ static td_status attn_in_large(td_stream *s, const td_attn_in_args *a, const cud
     if ((st = td_cuda_launched(err, "attn_in: norm")) != TD_OK ||
         (st = td_cuda_blas(s, g, "attn_in", err)) != TD_OK)
         return st;
-    rotate_rows_kernel<<<a->T, THREADS, 0, s->handle>>>(rotation(a, g->out), whole);
+    rotate_rows_kernel<<<a->T, ROW_THREADS, 0, s->handle>>>(rotation(a, g->out), whole);
     return td_cuda_launched(err, "attn_in");
 }
 
