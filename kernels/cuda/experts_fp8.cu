@@ -12,14 +12,16 @@
  *
  * One H200, 2026-11-30, gpt-oss-20b's layer (32 experts, 4 a token), random data, microseconds:
  *
- *   tokens  step  plan  quantise  gate_up  down  combine  step's TFLOP/s
- *     1024   314     7         7      185   105        6    650
- *     2048   505     7        11      306   162       19    808
- *     4096   857     9        25      514   275       35    951
- *     8192  1587    15        48      950   501       63  1,028
+ *   tokens  step  quantise  gate_up  down  combine  step's TFLOP/s
+ *     1024   315         7      185   105        6    647
+ *     2048   505        11      306   162       19    808
+ *     4096   857        25      514   275       35    951
+ *     8192  1602        44      950   501       63  1,018
  *
- * gate_up and down were timed apart, in a shorter run. With 128 experts, 1024 tokens take 846, when
- * the weights come at 3.9 TB/s, and 8192 take 1,940. Quantising and combining are bound by memory.
+ * gate_up and down were timed apart, in a shorter run. With 128 experts, 1024 tokens take 842, when
+ * the weights come at 3.9 TB/s, and 8192 take 1,903. Quantising and combining are bound by memory;
+ * planning takes 5 at 8192 tokens. All this is for a board that is not warm yet: in a model, where
+ * 700 W bound its clock, the products take a tenth more (bench/kernel_times.py).
  */
 #include "kernels/cuda/experts_fp8_gemm.h"
 

@@ -26,7 +26,10 @@
  * of its rate, memory at 50 and 56%. Tried in the same runs and slower: weights as the multiplies'
  * rows, 256 of them by equal lots of up to 144 tokens (2,026; L2 at 58%, tensor cores at 47%; 1,627
  * with its copies left out), the same with promotions every 256 columns (2,031; with 32 experts
- * 1,660 where this takes 1,618), weights brought into L2 six stages ahead (2,207 beside 1,838).
+ * 1,660 where this takes 1,618), weights brought into L2 six stages ahead (2,207 beside 1,838);
+ * clusters of four for gate_up, two lots by two tiles, which fetch 20 KB a block and stage (1,959
+ * beside 1,902, and 1,674 beside 1,622 with 32 experts), and for down as well (2,072 and 1,748):
+ * only 32 such clusters fit where 66 pairs do, and four blocks wait for the slowest of them.
  *
  * Order of units: experts in turn; weights outermost, so that they come from memory once and the
  * expert's activations stay in L2. Every sum has one order, whatever else is in the tile. */
