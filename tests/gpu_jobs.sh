@@ -66,7 +66,8 @@ SANITIZED=(
     'initcheck test_ops_load 1'
     'synccheck test_ops_load 1'
 )
-# Only where --tests asks for it: under the tools replays of ranks' graphs may wait for each other until ranks give up.
+# Only where --tests asks for it: under the tools a rank's launch, in a graph or not, may wait for the end of another
+# rank's kernel that waits for this rank.
 ASKED=('memcheck test_ops_comm 1' 'racecheck test_ops_comm 1' 'initcheck test_ops_comm 1' 'synccheck test_ops_comm 1')
 SANITIZED_MOST=240 # seconds of one
 

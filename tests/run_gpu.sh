@@ -18,7 +18,7 @@
 # what the other tests check: kernels are built with TANDEM_RACECHECK (hopper.cuh says why); a workspace is poisoned
 # and not raw where rows end within 16 bytes or cuBLASLt writes them, which initcheck does not see (harness.c); tests
 # that ask for too much memory are skipped (test_ops_load.c); test_ops_comm is run where --tests names it only, as its
-# ranks wait for each other and replays of their graphs may not overlap under the tools.
+# ranks wait for each other, and a launch may wait for all kernels under the tools.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
