@@ -15,7 +15,8 @@
 #     --list           what would run
 set -uo pipefail
 
-# part, program, its most seconds, whether it runs beside others: ranks that wait for each other have 2 s to come.
+# part, program, its most seconds, whether it runs beside others: ranks that wait for each other have 2 s to come, and
+# test_ops_load compares the GPU's free memory before and after.
 PLAIN=(
     'serve test_e2e_faults 200 beside'
     'serve test_e2e_device 200 beside'
@@ -28,8 +29,8 @@ PLAIN=(
     'ops test_ops_experts_fp8 90 beside'
     'ops test_ops_experts 90 beside'
     'ops test_ops_sample 90 beside'
-    'ops test_ops_load 60 beside'
     'models test_model_backends 90 beside'
+    'ops test_ops_load 60 alone'
     'models test_model_decode 90 alone'
     'models test_model_ranks 90 alone'
     'ops test_ops_comm 90 alone'
