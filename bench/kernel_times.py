@@ -64,6 +64,10 @@ def main():
     if not os.path.exists(o.library):
         p.error(f"{o.library} is not there; the preset cuda builds it where the CUDA toolkit has CUPTI")
     rows = o.rows or tempfile.mkstemp(prefix="kernel-times-")[1]
+    try:
+        open(rows, "w").close() # what is in it afterwards is of this run
+    except OSError as e:
+        p.error(f"--rows: {e}")
     env = dict(os.environ, LD_PRELOAD=os.path.abspath(o.library), TANDEM_KERNEL_TIMES=os.path.abspath(rows))
     try:
         code = subprocess.run(o.command, env=env).returncode
