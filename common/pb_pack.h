@@ -7,7 +7,8 @@
 
 #include <protobuf-c/protobuf-c.h>
 
-/* The *n bytes of m (the `base` of any message), the caller's to free(); NULL: no memory. */
+/* The *n bytes of m (the `base` of any message), the caller's to free(); NULL: no memory,
+ * and *n is set all the same. Any thread, while nobody changes m. */
 static inline uint8_t *td_pb_pack(const ProtobufCMessage *m, size_t *n)
 {
     uint8_t *bytes;

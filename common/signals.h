@@ -23,7 +23,8 @@ typedef enum td_wish {
 
 /* What a signal to end says that comes now; *asked_at is when the first one came, 0 before it.
  * Another within 0.2 s of that is the same wish: timeout(1) sends its own to the program and then
- * to the whole group, a terminal's comes to supervisor and program alike. */
+ * to the whole group, a terminal's comes to supervisor and program alike.
+ * Who calls from several threads holds a lock. */
 td_wish td_signal_wish(td_usec *asked_at, td_usec now);
 
 /* Whether whoever started the process wants it to live on when its terminal goes. */

@@ -1,7 +1,6 @@
 /* The RPC door: a gateway asks, several answers come interleaved, one is canceled, a body is wrong,
  * the router goes away; log-probabilities and raw completions. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/gateway.h"
