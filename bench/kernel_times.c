@@ -1,5 +1,5 @@
 /* kernel_times: a library to preload, by kernel_times.py: writes a line for each kernel that the
- * program runs on a GPU, to the file TANDEM_KERNEL_TIMES: begin and end (ns), stream, name.
+ * program runs on a GPU, to the file TANDEM_KERNEL_TIMES: begin and end (ns), device, name.
  *
  * CUPTI writes the times down as kernels come and go, those within graphs too, and nothing waits
  * for it: a prefill or a decode step takes as long with it as without. */
@@ -31,7 +31,7 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
         const CUpti_ActivityKernel9 *k = (const CUpti_ActivityKernel9 *)r;
 
         if (r->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)
-            fprintf(out, "%" PRIu64 ",%" PRIu64 ",%" PRIu32 ",%s\n", k->start, k->end, k->streamId,
+            fprintf(out, "%" PRIu64 ",%" PRIu64 ",%" PRIu32 ",%s\n", k->start, k->end, k->deviceId,
                     k->name != NULL ? k->name : "?");
     }
     if (cuptiActivityGetNumDroppedRecords(context, stream, &dropped) == CUPTI_SUCCESS &&

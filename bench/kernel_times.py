@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """What each kernel takes in a whole model, and the time between kernels.
 
-  bench/kernel_times.py [--last MS] [--passes KERNEL] [--rows FILE] build/cuda/lib/libkernel_times.so COMMAND...
+  bench/kernel_times.py [--last MS] [--passes KERNEL] [--device N] [--rows FILE] build/cuda/lib/libkernel_times.so COMMAND...
 
 ops_cuda repeats one step; in a model a step's data have left the caches, and the clock is what the
 board's power allows after all the others. --last leaves out what ran earlier than that many
 milliseconds before the last kernel's end (loading, warming up). A kernel's `before` is the time
 since the end of the one before it: negative where it starts early (programmatic launch), and then
 its own time has waiting in it. --passes splits what is left at each run of a kernel whose name
-contains this, and shows means for each whole pass.
+contains this, and shows means for each whole pass. --device has the kernels of another GPU than the first. COMMAND is the
+program itself: of several processes, each would write over what the one before it has written.
 
   bench/kernel_times.py --last 600 --passes embed build/cuda/lib/libkernel_times.so \\
       build/cuda/bin/bench_model prefill --model 120b --experts fp8 --lengths 8k
@@ -33,16 +34,16 @@ def short(name):
         begin = at + len(m.group())
         at = begin + int(m.group())
         last = name[begin:at]
-        if not nested: # what follows are its parameters
+        if not nested:  # what follows are its parameters
             break
     numbers = re.findall(r"L[a-z](\d+)E", name[at:])
     return last + (f"<{', '.join(numbers)}>" if numbers else "")
 
 
-def read(path):
+def read(path, device):
     with open(path) as f:
         lines = [x.rstrip("\n").split(",", 3) for x in f]
-    return sorted((int(x[0]), int(x[1]), short(x[3])) for x in lines if len(x) == 4)
+    return sorted((int(x[0]), int(x[1]), short(x[3])) for x in lines if len(x) == 4 and int(x[2]) == device)
 
 
 def passes_of(kernels, name):
@@ -55,6 +56,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--last", type=float, default=0)
     p.add_argument("--passes", default="")
+    p.add_argument("--device", type=int, default=0)
     p.add_argument("--rows", default="")
     p.add_argument("library")
     p.add_argument("command", nargs=argparse.REMAINDER)
@@ -73,7 +75,7 @@ def main():
         code = subprocess.run(o.command, env=env).returncode
     except OSError as e:
         code = e
-    kernels = read(rows)
+    kernels = read(rows, o.device)
     if not o.rows:
         os.unlink(rows)
     if code or not kernels:

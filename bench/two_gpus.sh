@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What two GPUs of one host give, in one command of about four minutes: whether two and four ranks compute what
+# What two GPUs of one host give, in one command of about three minutes: whether two and four ranks compute what
 # one does, how a worker ends when one of its ranks stops, the speed of both models on two GPUs beside one, how
 # KV crosses from one GPU to the other, what a decode worker notices of a prefill worker, and what a sum over
 # ranks costs beside NCCL.

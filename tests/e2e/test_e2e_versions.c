@@ -63,7 +63,7 @@ static void say_nothing_to_the_workers_door(cluster *c)
     rpc_push_close(push);
 }
 
-/* Each side's log names both ends: --router means one port to a worker and another to a gateway. */
+/* The router's log names both ends: --router means one port to a worker and another to a gateway. */
 static void knock_at_the_workers_door(cluster *c)
 {
     rpc_client *client;
