@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """What each kernel takes in a whole model, and the time between kernels.
 
-  bench/kernel_times.py [--last MS] [--passes KERNEL] [--device N] [--rows FILE] build/cuda/lib/libkernel_times.so COMMAND...
+  bench/kernel_times.py [--last MS] [--passes KERNEL] [--device N] [--rows FILE] \\
+      build/cuda/lib/libkernel_times.so COMMAND...
 
 ops_cuda repeats one step; in a model a step's data have left the caches, and the clock is what the
 board's power allows after all the others. --last leaves out what ran earlier than that many
 milliseconds before the last kernel's end (loading, warming up). A kernel's `before` is the time
 since the end of the one before it: negative where it starts early (programmatic launch), and then
 its own time has waiting in it. --passes splits what is left at each run of a kernel whose name
-contains this, and shows means for each whole pass. --device has the kernels of another GPU than the first. COMMAND is the
-program itself: of several processes, each would write over what the one before it has written.
+contains this, and shows means for each whole pass. --device has the kernels of another GPU than the
+first. COMMAND is the program itself: of several processes, each would write over what the one
+before it has written.
 
   bench/kernel_times.py --last 600 --passes embed build/cuda/lib/libkernel_times.so \\
       build/cuda/bin/bench_model prefill --model 120b --experts fp8 --lengths 8k
@@ -67,7 +69,7 @@ def main():
         p.error(f"{o.library} is not there; the preset cuda builds it where the CUDA toolkit has CUPTI")
     rows = o.rows or tempfile.mkstemp(prefix="kernel-times-")[1]
     try:
-        open(rows, "w").close() # what is in it afterwards is of this run
+        open(rows, "w").close()  # what is in it afterwards is of this run
     except OSError as e:
         p.error(f"--rows: {e}")
     env = dict(os.environ, LD_PRELOAD=os.path.abspath(o.library), TANDEM_KERNEL_TIMES=os.path.abspath(rows))
