@@ -246,8 +246,8 @@ void http_on_evhttp_request(struct evhttp_request *ev, void *arg)
         http_refuse(req, 503, "no memory for the request");
         return;
     }
-    if (ev->major != 1 || ev->minor < 0) {
-        ev->major = ev->minor = 1; /* of the answer */
+    if (ev->major != 1 || (signed char)ev->minor < 0) { /* a char, without a sign on ARM */
+        ev->major = ev->minor = 1;                      /* of the answer */
         http_refuse(req, 505, "only HTTP/1.0 and HTTP/1.1 are served");
         return;
     }

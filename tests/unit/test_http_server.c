@@ -245,6 +245,8 @@ static void test_http_malformed_and_ambiguous_heads_are_refused(void **state)
         {"nonsense on the wire\r\n\r\n", 400},
         {"GET / HTTP/2.0\r\n" HOST "\r\n", 400},
         {"GET / HTTP/0.9\r\n" HOST "\r\n", 505},
+        {"GET / HTTP/1.-1\r\n" HOST "\r\n", 505},
+        {"GET / HTTP/1.200\r\n" HOST "\r\n", 505},
         {"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400},
         {"GET / HTTP/1.1\r\n\r\n", 400},
         {"GET / HTTP/1.1\r\n" HOST HOST "\r\n", 400},
