@@ -20,6 +20,9 @@
 #define VL 8
 #define MR 3 /* 3 x 4 accumulators of 16 registers */
 #else
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 #define VL 4
 #define MR 1 /* 8 accumulators of 16 registers */
 #endif
@@ -63,6 +66,8 @@ INLINE vf v_fma(vf a, vf b, vf c)
     return _mm512_fmadd_ps(a, b, c);
 #elif VL == 8
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
