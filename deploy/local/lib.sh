@@ -7,10 +7,16 @@ TEST_PACKAGES=(libcmocka-dev libpcre2-dev python3 python3-venv clang libclang-rt
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# need_packages NAME...: install what is missing, by name; says nothing when nothing is.
+# need_packages NAME...: install what is missing, by name; says nothing when nothing is. Where packages have other
+# names it says which ones are meant, and CMake names what is not there. bash 3.2 has to get as far as this.
 need_packages() {
     local missing=() p sudo=()
-    command -v dpkg-query >/dev/null || die "this script installs packages with apt; on another system install the equivalents of: $*"
+    [ "$(uname -s)" = Linux ] || die "Tandem runs on Linux. With Docker, from $PWD:
+  docker run --rm -it -v \"\$PWD\":/tandem -w /tandem debian:12 deploy/local/demo.sh"
+    if ! command -v dpkg-query >/dev/null; then
+        say "not a Debian, so nothing is installed; what is needed has these names there: $*"
+        return 0
+    fi
     for p in "$@"; do
         dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
     done
