@@ -298,7 +298,7 @@ static __device__ __forceinline__ void consume(const prefill_params &p, uint32_t
         mbarrier_wait(smem + S::k_full + at.stage * 8, at.parity);
         wgmma_pin(s);
         wgmma_fence();
-        attn_scores(s, q, wgmma_desc(smem + S::k + at.stage * S::SIDE));
+        wgmma_k64(s, q, wgmma_desc(smem + S::k + at.stage * S::SIDE));
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(s);
@@ -314,7 +314,7 @@ static __device__ __forceinline__ void consume(const prefill_params &p, uint32_t
             wgmma_pin(s);
             wgmma_pin(o);
             wgmma_fence();
-            attn_scores(s, q, wgmma_desc(smem + S::k + at.stage * S::SIDE));
+            wgmma_k64(s, q, wgmma_desc(smem + S::k + at.stage * S::SIDE));
             wgmma_commit();
             mbarrier_wait(smem + S::v_full + before.stage * 8, before.parity);
             wgmma_fence();

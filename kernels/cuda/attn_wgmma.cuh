@@ -13,7 +13,7 @@
 #include "kernels/cuda/hopper.cuh"
 
 /* d[64, 32] = a[64, 16] b[32, 16]^T, plus d unless fresh; both in shared memory, K-major. */
-__device__ __forceinline__ void wgmma_m64n32k16(float (&d)[16], uint64_t a, uint64_t b, bool fresh)
+__device__ __forceinline__ void wgmma_k16(float (&d)[16], uint64_t a, uint64_t b, bool fresh)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -29,7 +29,7 @@ __device__ __forceinline__ void wgmma_m64n32k16(float (&d)[16], uint64_t a, uint
 }
 
 /* d[64, 64] = a[64, 16] b[64, 16]^T, plus d unless fresh; both in shared memory, K-major. */
-__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b, bool fresh)
+__device__ __forceinline__ void wgmma_k16(float (&d)[32], uint64_t a, uint64_t b, bool fresh)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -49,7 +49,7 @@ __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint
 }
 
 /* d[64, 128] = a[64, 16] b[128, 16]^T, plus d unless fresh; both in shared memory, K-major. */
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool fresh)
+__device__ __forceinline__ void wgmma_k16(float (&d)[64], uint64_t a, uint64_t b, bool fresh)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -91,22 +91,12 @@ __device__ __forceinline__ void wgmma_m64n64k16_mn(float (&d)[32], const uint32_
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* One step of 16 of the head's dimensions, whatever the number of keys. */
-__device__ __forceinline__ void attn_scores_step(float (&s)[32], uint64_t q, uint64_t k, bool fresh)
-{
-    wgmma_m64n64k16(s, q, k, fresh);
-}
-__device__ __forceinline__ void attn_scores_step(float (&s)[64], uint64_t q, uint64_t k, bool fresh)
-{
-    wgmma_m64n128k16(s, q, k, fresh);
-}
-
-/* Enqueue s = q k^T over 64 dimensions. */
-template <int R> __device__ __forceinline__ void attn_scores(float (&s)[R], uint64_t q, uint64_t k)
+/* Enqueue d = a b^T over 64 columns: scores, logits. */
+template <int R> __device__ __forceinline__ void wgmma_k64(float (&d)[R], uint64_t a, uint64_t b)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        attn_scores_step(s, q + i * 2, k + i * 2, i == 0);
+        wgmma_k16(d, a + i * 2, b + i * 2, i == 0);
 }
 
 /* Enqueue o += p v over 2R keys; p as packed weights. */

@@ -28,19 +28,6 @@ typedef mid_tile<32, 8> mid_32;
 typedef mid_tile<64, 6> mid_64;
 typedef mid_tile<128, 4> mid_128;
 
-static __device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b, bool fresh)
-{
-    wgmma_m64n32k16(d, a, b, fresh);
-}
-static __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, bool fresh)
-{
-    wgmma_m64n64k16(d, a, b, fresh);
-}
-static __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, bool fresh)
-{
-    wgmma_m64n128k16(d, a, b, fresh);
-}
-
 static __device__ __forceinline__ float4 ld_cluster_128(uint32_t addr, uint32_t rank)
 {
     float4 v;
@@ -155,10 +142,10 @@ static __device__ __forceinline__ void consume(const cuda_dense_args &p, const m
 
             mbarrier_wait(ring.full + here.stage * 8, here.parity);
             wgmma_fence();
-            multiply(part, w, a, fresh);
+            wgmma_k16(part, w, a, fresh);
 #pragma unroll
             for (int k = 1; k < 4; k++)
-                multiply(part, w + 2 * k, a + 2 * k, false);
+                wgmma_k16(part, w + 2 * k, a + 2 * k, false);
             wgmma_commit();
             if (!fresh) {
                 wgmma_wait<1>();

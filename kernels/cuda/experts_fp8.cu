@@ -152,7 +152,7 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(PLANNERS)
 #pragma unroll
         for (int r = 0; r < BLOCKS; r++)
             if (r != rank && t < p.E)
-                st_cluster_s32(smem_addr(&count[rank][t]), r, here);
+                st_cluster_b32(smem_addr(&count[rank][t]), r, (uint32_t)here);
         barrier_cluster_sync(); /* all counts are here: a block that ends gets none */
     }
     int mine = 0, earlier = 0; /* pairs of expert t: all, those of the blocks before */

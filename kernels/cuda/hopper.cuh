@@ -270,22 +270,12 @@ __device__ __forceinline__ uint32_t cluster_ctarank()
     return r;
 }
 /* At the same offset in the shared memory of a block of the cluster. */
-__device__ __forceinline__ void st_cluster_f32(uint32_t addr, uint32_t rank, float x)
+__device__ __forceinline__ void st_cluster_b32(uint32_t addr, uint32_t rank, uint32_t x)
 {
     asm volatile("{\n"
                  ".reg .b32 remote;\n"
                  "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "st.shared::cluster.f32 [remote], %2;\n"
-                 "}\n" ::"r"(addr),
-                 "r"(rank), "f"(x)
-                 : "memory");
-}
-__device__ __forceinline__ void st_cluster_s32(uint32_t addr, uint32_t rank, int32_t x)
-{
-    asm volatile("{\n"
-                 ".reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "st.shared::cluster.s32 [remote], %2;\n"
+                 "st.shared::cluster.b32 [remote], %2;\n"
                  "}\n" ::"r"(addr),
                  "r"(rank), "r"(x)
                  : "memory");

@@ -44,15 +44,6 @@ typedef large_tile<32, 1, 8, 4> large_32;
 typedef large_tile<64, 1, 8, 8> large_64;
 typedef large_tile<128, 2, 7, 8> large_128;
 
-static __device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b, bool fresh)
-{
-    wgmma_m64n32k16(d, a, b, fresh);
-}
-static __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, bool fresh)
-{
-    wgmma_m64n64k16(d, a, b, fresh);
-}
-
 template <class Tile> struct large_ring {
     uint32_t stages, full, empty; /* shared addresses, the same in both blocks */
 
@@ -126,10 +117,7 @@ static __device__ __forceinline__ void consume(int units, const large_ring<Tile>
 
         mbarrier_wait(ring.full + here.stage * 8, here.parity);
         wgmma_fence();
-        multiply(part, a, w, true);
-#pragma unroll
-        for (int k = 1; k < 4; k++)
-            multiply(part, a + 2 * k, w + 2 * k, false);
+        wgmma_k64(part, a, w);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(part);

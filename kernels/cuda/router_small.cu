@@ -216,8 +216,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             for (int v = 0; v < WARPS; v++)
                 sum = __fadd_rn(sum, ((const float *)&sums[v][tid / 4])[i]);
             if (e < p.M && t < live)
-                st_cluster_f32(smem_addr(&logits[t / gridDim.y][e]), t % gridDim.y,
-                               __fadd_rn(sum, p.bias[e]));
+                st_cluster_b32(smem_addr(&logits[t / gridDim.y][e]), t % gridDim.y,
+                               __float_as_uint(__fadd_rn(sum, p.bias[e])));
         }
         __syncthreads();
     }
